@@ -1,0 +1,27 @@
+"""Bounds of a network's values over a box of inputs."""
+
+from certtool.bounds.graph import Graph, Step
+from certtool.bounds.ibp import Bounds, graph_of, propagate
+from certtool.bounds.interval import Interval, ball
+from certtool.bounds.margins import certified_mask, features_step, lower_margins, margin_bounds
+from certtool.bounds.rules import rule
+from certtool.bounds.statistics import LayerStatistics, layer_statistics, relu_inputs, relu_statistics
+
+__all__ = [
+    "Bounds",
+    "Graph",
+    "Interval",
+    "LayerStatistics",
+    "Step",
+    "ball",
+    "certified_mask",
+    "features_step",
+    "graph_of",
+    "layer_statistics",
+    "lower_margins",
+    "margin_bounds",
+    "propagate",
+    "relu_inputs",
+    "relu_statistics",
+    "rule",
+]

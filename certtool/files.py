@@ -1,0 +1,56 @@
+"""Files that are either whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from certtool.errors import OutsideError
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
+    """Full disks, read-only folders and the like as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise OutsideError(
+            f"cannot {action} `{path}`: {(error.strerror or str(error)).lower()}", "free some space or choose another folder"
+        ) from error
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Temporary file, fsync, rename: a reader, or a killed writer's successor, never sees half a file."""
+    with disk_errors(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        _sync_folder(path.parent)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself survives a power cut only once the folder is on disk."""
+    with contextlib.suppress(OSError):  # some file systems cannot
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

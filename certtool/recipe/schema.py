@@ -1,0 +1,149 @@
+"""What a recipe may say: typed, strict, immutable. Classes, shape, mean and std come with the data set, not from here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from certtool.catalog import DATASETS, Architecture, Initialisation
+from certtool.epsilon import Epsilon
+from certtool.errors import InputError
+
+DatasetName = Literal["digits", "mnist", "cifar10", "tinyimagenet"]
+assert set(DatasetName.__args__) == set(DATASETS)  # type: ignore[attr-defined]  # a Literal cannot be computed
+
+
+class SpelledFloat(float):
+    """A TOML float that remembers its digits, so that `eps = 0.1` is the fraction 1/10."""
+
+    def __new__(cls, text: str) -> SpelledFloat:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
+
+
+def wrong(message: str, hint: str | None = None, key: str | None = None) -> PydanticCustomError:
+    """An error of ours inside a validator: its hint, and the key it belongs to, travel along."""
+    context = {"message": message, "hint": hint, "key": key}
+    return PydanticCustomError("certtool", "{message}", context)  # type: ignore[arg-type]
+
+
+def _epsilon(value: Any) -> Epsilon:
+    if isinstance(value, Epsilon):
+        return value
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise wrong("eps must be a number", 'write it as `eps = "8/255"`')
+    text = value.text if isinstance(value, SpelledFloat) else str(value)
+    try:
+        epsilon = Epsilon.parse(text)
+    except InputError as error:
+        raise wrong(error.problems[0].message, error.problems[0].hint) from None
+    if epsilon.value == 0:
+        raise wrong("eps is 0: there would be nothing to certify", 'for ordinary training use `method = "natural"`')
+    return epsilon
+
+
+Radius = Annotated[Epsilon, BeforeValidator(_epsilon), PlainSerializer(str)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True)
+
+
+class Data(Section):
+    dataset: DatasetName
+    batch_size: Count = 128
+    augment: Literal["standard", "none"] = "standard"
+    validation_fraction: Fraction = 0.0
+
+
+class Threat(Section):
+    norm: Literal["linf"] = "linf"
+    eps: Radius
+    train_eps: Radius | None = None  # eps_t of the schedule where training uses another radius than the test
+
+    @property
+    def target(self) -> Epsilon:
+        """eps_t: the radius that training warms up to."""
+        return self.eps if self.train_eps is None else self.train_eps
+
+
+class Warmup(Section):
+    start: Count = 1  # first epoch with eps > 0, counted from 1
+    epochs: Count
+
+
+class Regularizers(Section):
+    terms: list[Literal["tightness", "relu"]] = Field(default_factory=list)
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5  # lambda_0
+    tolerance: Annotated[float, Field(gt=0, le=1)] = 0.5  # tau
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.terms)) < len(self.terms):
+            raise wrong("a regulariser is named twice", key="terms")
+        return self
+
+
+class Train(Section):
+    method: Literal["ibp", "natural"] = "ibp"
+    init: Initialisation = "ibp"
+    epochs: Count
+    lr: Positive = 5e-4
+    lr_milestones: list[Count] = Field(default_factory=list)  # milestone m: epochs 1..m use the rate before it
+    lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.2
+    grad_clip: Positive = 10.0
+    selection: Literal["last", "validation"] = "last"
+    eval_every: Annotated[int, Field(ge=0)] = 0  # test-set figures every so many epochs; 0: after the last one
+    warmup: Warmup | None = None
+    regularizers: Regularizers = Field(default_factory=Regularizers)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.method != "natural" and self.warmup is None:
+            raise wrong(
+                f'method = "{self.method}" needs a [train.warmup] section',
+                "add `[train.warmup]` with `start = 1` and `epochs = ...`",
+            )
+        if self.warmup is not None:
+            last = self.warmup.start + self.warmup.epochs - 1
+            if last > self.epochs:
+                raise wrong(
+                    f"the warmup ends with epoch {last}, but training ends with epoch {self.epochs}",
+                    f"set `warmup.epochs` to at most {max(self.epochs - self.warmup.start + 1, 1)}, "
+                    f"or `train.epochs` to at least {last}",
+                    key="warmup.epochs",
+                )
+        if any(a >= b for a, b in zip(self.lr_milestones, self.lr_milestones[1:], strict=False)):
+            raise wrong("lr_milestones must increase", key="lr_milestones")
+        return self
+
+
+class Recipe(Section):
+    """One experiment, complete: everything that decides the trained weights except the machine."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    summary: Annotated[str, Field(max_length=200)] = ""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    data: Data
+    model: Architecture
+    threat: Threat
+    train: Train
+
+    @model_validator(mode="after")
+    def _selection_has_its_images(self) -> Self:
+        if self.train.selection == "validation" and self.data.validation_fraction == 0:
+            raise wrong(
+                'selection = "validation" needs a held-out part of the training set',
+                "set `data.validation_fraction`, for example to 0.1",
+                key="train.selection",
+            )
+        return self

@@ -1,0 +1,100 @@
+"""The loss of one batch: robust cross-entropy and the weighted regularisers (paper, eq. for the full objective)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from certtool.bounds import (
+    Graph,
+    LayerStatistics,
+    ball,
+    certified_mask,
+    features_step,
+    graph_of,
+    lower_margins,
+    propagate,
+    relu_inputs,
+    relu_statistics,
+)
+from certtool.models import Normalize
+from certtool.training.regularizers import relu_balance, tightness
+
+# Below this radius float32 bounds have no width to speak of, and the regularisers would see rounding.
+SMALLEST_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The parts of one batch's loss as tensors on the device: reading them is the caller's choice of moment."""
+
+    total: Tensor
+    robust_ce: Tensor
+    clean_ce: Tensor
+    clean_correct: Tensor  # images
+    certified: Tensor  # images
+    tightness: Tensor | None
+    relu: Tensor | None
+    layers: Mapping[str, LayerStatistics]
+
+
+class Objective:
+    """Bounds, margins, loss. `terms` are the regularisers that count; both are measured when `observe` asks."""
+
+    def __init__(self, model: nn.Module, terms: Collection[str], tolerance: float) -> None:
+        self.model = model
+        self.graph: Graph = graph_of(model)
+        self.terms = frozenset(terms)
+        self.tolerance = tolerance
+        self.input_step = input_step(self.graph)
+        features = features_step(self.graph)
+        self._margins_need = () if features is None else (features,)
+        self._statistics_need = (*relu_inputs(self.graph).values(), self.input_step)
+
+    def natural(self, x: Tensor, labels: Tensor) -> Loss:
+        """Plain cross-entropy: nothing is bounded, nothing certified."""
+        logits = self.model(x)
+        ce = F.cross_entropy(logits, labels)
+        correct = (logits.argmax(1) == labels).sum()
+        return Loss(ce, ce.detach(), ce.detach(), correct, torch.zeros_like(correct), None, None, {})
+
+    def __call__(self, x: Tensor, labels: Tensor, eps: float, weight: float, observe: bool = False) -> Loss:
+        """The method's loss at radius eps with lambda = weight; plain cross-entropy while eps is 0."""
+        regularised = weight > 0 and bool(self.terms)
+        if eps == 0 and not regularised and not observe:
+            return self.natural(x, labels)
+        wanted = self._margins_need + (self._statistics_need if regularised or observe else ())
+        box = ball(x, max(eps, SMALLEST_EPS))
+        bounds = propagate(self.graph, box, clean=x, keep=set(wanted))
+        assert bounds.clean is not None
+        margins = lower_margins(self.graph, bounds, labels)
+        clean_ce = F.cross_entropy(bounds.clean, labels)
+        robust_ce = robust_cross_entropy(margins, labels) if eps > 0 else clean_ce
+        total, tight, balance, layers = robust_ce, None, None, {}
+        if regularised or observe:
+            with torch.set_grad_enabled(regularised):
+                layers = relu_statistics(self.graph, bounds)
+                input_width = 2 * bounds.kept[self.input_step].radius.mean()
+                tight = tightness(input_width, layers.values(), self.tolerance)
+                balance = relu_balance(layers.values(), self.tolerance)
+        if regularised:
+            parts = {"tightness": tight, "relu": balance}
+            total = robust_ce + weight * sum(parts[term] for term in sorted(self.terms))  # type: ignore[misc]
+        correct = (bounds.clean.detach().argmax(1) == labels).sum()
+        certified = certified_mask(margins.detach(), labels).sum()
+        return Loss(total, robust_ce.detach(), clean_ce.detach(), correct, certified, tight, balance, layers)
+
+
+def robust_cross_entropy(margins: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of the worst logits the bounds allow: [0 for the label, minus the least margin elsewhere]."""
+    return F.cross_entropy(-margins, labels)
+
+
+def input_step(graph: Graph) -> str:
+    """Where the width of the input, E(Delta_0), is measured: after clipping and normalisation."""
+    second = graph.steps[1]
+    return second.name if second.op is Normalize else graph.steps[0].name
