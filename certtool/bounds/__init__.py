@@ -5,19 +5,18 @@ from certtool.bounds.ibp import Bounds, graph_of, propagate
 from certtool.bounds.interval import Interval, ball
 from certtool.bounds.margins import certified_mask, features_step, lower_margins, margin_bounds
 from certtool.bounds.rules import rule
-from certtool.bounds.statistics import LayerStatistics, layer_statistics, relu_inputs, relu_statistics
+from certtool.bounds.statistics import ReluStatistics, relu_inputs, relu_statistics
 
 __all__ = [
     "Bounds",
     "Graph",
     "Interval",
-    "LayerStatistics",
+    "ReluStatistics",
     "Step",
     "ball",
     "certified_mask",
     "features_step",
     "graph_of",
-    "layer_statistics",
     "lower_margins",
     "margin_bounds",
     "propagate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,10 @@ from certtool.bounds.interval import Interval
 
 
 @dataclass(frozen=True)
-class LayerStatistics:
-    """One ReLU's input over a batch; scalars, with gradients where the bounds have them."""
+class ReluStatistics:
+    """The inputs of all ReLUs over a batch: vectors with one entry a layer, with gradients where the bounds have them."""
 
+    names: tuple[str, ...]
     mean_width: Tensor  # E(Delta_i)
     active: Tensor  # fraction with lower > 0
     inactive: Tensor  # fraction with upper < 0
@@ -24,33 +26,44 @@ class LayerStatistics:
     both_states: Tensor  # 1 where both kinds of neurons exist, else 0: alpha and beta then mean nothing
 
 
-def layer_statistics(z: Interval) -> LayerStatistics:
-    """Means over batch and neurons together (paper, section 3.3 on warmup regularization)."""
-    center = z.center
-    active, inactive = (z.lower > 0).to(center.dtype), (z.upper < 0).to(center.dtype)
-    count_active, count_inactive = active.sum(), inactive.sum()
-    both_states = ((count_active > 0) & (count_inactive > 0)).to(center.dtype)
-    squares = (center - center.mean()).square()
-    return LayerStatistics(
-        mean_width=2 * z.radius.mean(),
-        active=count_active / center.numel(),
-        inactive=count_inactive / center.numel(),
-        alpha=_ratio((active * center).sum(), -(inactive * center).sum()),
-        beta=_ratio((active * squares).sum(), (inactive * squares).sum()),
-        both_states=both_states,
-    )
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Safe for the gradient where the denominator is 0; the caller masks that case."""
-    return numerator / torch.where(denominator == 0, torch.ones_like(denominator), denominator)
-
-
 def relu_inputs(graph: Graph) -> dict[str, str]:
     """For each ReLU the step whose bounds are its input; keep those in `propagate`."""
     return {step.name: step.inputs[0] for step in graph.relus}
 
 
-def relu_statistics(graph: Graph, bounds: Bounds) -> dict[str, LayerStatistics]:
-    """Statistics of every ReLU of the network, by the ReLU's name."""
-    return {name: layer_statistics(bounds.kept[source]) for name, source in relu_inputs(graph).items()}
+def relu_statistics(graph: Graph, bounds: Bounds) -> ReluStatistics:
+    """Statistics of every ReLU of the network, in order."""
+    sources = relu_inputs(graph)
+    return statistics_of(tuple(sources), [bounds.kept[source] for source in sources.values()])
+
+
+def statistics_of(names: tuple[str, ...], layers: Sequence[Interval]) -> ReluStatistics:
+    """Means over batch and neurons together (paper, section 3.3 on warmup regularization)."""
+    if not layers:
+        nothing = torch.zeros(0)
+        return ReluStatistics(names, nothing, nothing, nothing, nothing, nothing, nothing)
+    sums = torch.stack([torch.stack(_sums(layer)) for layer in layers]).unbind(1)
+    radius, active, inactive, mean_active, mean_inactive, var_active, var_inactive = sums
+    return ReluStatistics(
+        names=names,
+        mean_width=2 * radius,
+        active=active,
+        inactive=inactive,
+        alpha=_ratio(mean_active, -mean_inactive),
+        beta=_ratio(var_active, var_inactive),
+        both_states=((active > 0) & (inactive > 0)).to(radius.dtype),
+    )
+
+
+def _sums(z: Interval) -> list[Tensor]:
+    """One layer's means: radius, states, and what each state contributes to mean and variance of the centers."""
+    center = z.center
+    active, inactive = (z.lower > 0).to(center.dtype), (z.upper < 0).to(center.dtype)
+    squares = (center - center.mean()).square()
+    terms = (z.radius, active, inactive, active * center, inactive * center, active * squares, inactive * squares)
+    return [term.mean() for term in terms]
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Safe for the gradient where the denominator is 0; `both_states` masks that case."""
+    return numerator / torch.where(denominator == 0, torch.ones_like(denominator), denominator)

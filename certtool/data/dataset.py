@@ -47,6 +47,12 @@ class Split:
     def take(self, indices: Tensor) -> Split:
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
+    def first(self, count: int) -> Split:
+        """The first images of the split, in its fixed order."""
+        if count < 1:
+            raise InputError(f"{count} images were asked for", "ask for at least 1")
+        return replace(self, images=self.images[:count], labels=self.labels[:count])
+
     def pixels(self, images: Tensor) -> Tensor:
         """The values float32(k / scale) of integer images."""
         return images.to(torch.float32) / self.facts.scale

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from certtool.bounds import Interval, rule
+from certtool.bounds import Graph, Interval, rule
 
 
 class Normalize(nn.Module):
@@ -30,3 +30,9 @@ class Normalize(nn.Module):
 @rule(Normalize)
 def normalize(layer: Normalize, z: Interval) -> Interval:
     return Interval((z.center - layer.mean) / layer.std, z.radius / layer.std)
+
+
+def input_step(graph: Graph) -> str:
+    """Where the width of the input, E(Delta_0), is measured: after clipping and normalisation."""
+    first = graph.steps[0].name
+    return next((s.name for s in graph.steps if s.op is Normalize and s.inputs == (first,)), first)

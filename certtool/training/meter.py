@@ -34,9 +34,9 @@ class Meter:
         self.sums += row
         self.counts["images"] += images
         self.counts["steps"] += 1
-        if loss.tightness is not None and loss.relu is not None:
-            states = [value for layer in loss.layers.values() for value in (layer.mean_width, layer.active, layer.inactive)]
-            self.observed += torch.stack([loss.tightness, loss.relu, *states]).detach()
+        if loss.tightness is not None and loss.relu is not None and loss.layers is not None:
+            layers = torch.stack([loss.layers.mean_width, loss.layers.active, loss.layers.inactive], dim=1)
+            self.observed += torch.cat([torch.stack([loss.tightness, loss.relu]), layers.flatten()]).detach()
             self.counts["observed"] += 1
 
     def means(self) -> dict[str, Any]:

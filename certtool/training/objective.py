@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from certtool.bounds import (
     Graph,
-    LayerStatistics,
+    ReluStatistics,
     ball,
     certified_mask,
     features_step,
@@ -21,8 +21,8 @@ from certtool.bounds import (
     relu_inputs,
     relu_statistics,
 )
-from certtool.models import Normalize
-from certtool.training.regularizers import relu_balance, tightness
+from certtool.bounds.regularizers import relu_terms, tightness_terms
+from certtool.models.normalize import input_step
 
 # Below this radius float32 bounds have no width to speak of, and the regularisers would see rounding.
 SMALLEST_EPS = 1e-6
@@ -39,7 +39,7 @@ class Loss:
     certified: Tensor  # images
     tightness: Tensor | None
     relu: Tensor | None
-    layers: Mapping[str, LayerStatistics]
+    layers: ReluStatistics | None
 
 
 class Objective:
@@ -60,7 +60,7 @@ class Objective:
         logits = self.model(x)
         ce = F.cross_entropy(logits, labels)
         correct = (logits.argmax(1) == labels).sum()
-        return Loss(ce, ce.detach(), ce.detach(), correct, torch.zeros_like(correct), None, None, {})
+        return Loss(ce, ce.detach(), ce.detach(), correct, torch.zeros_like(correct), None, None, None)
 
     def __call__(self, x: Tensor, labels: Tensor, eps: float, weight: float, observe: bool = False) -> Loss:
         """The method's loss at radius eps with lambda = weight; plain cross-entropy while eps is 0."""
@@ -74,13 +74,13 @@ class Objective:
         margins = lower_margins(self.graph, bounds, labels)
         clean_ce = F.cross_entropy(bounds.clean, labels)
         robust_ce = robust_cross_entropy(margins, labels) if eps > 0 else clean_ce
-        total, tight, balance, layers = robust_ce, None, None, {}
+        total, tight, balance, layers = robust_ce, None, None, None
         if regularised or observe:
             with torch.set_grad_enabled(regularised):
                 layers = relu_statistics(self.graph, bounds)
                 input_width = 2 * bounds.kept[self.input_step].radius.mean()
-                tight = tightness(input_width, layers.values(), self.tolerance)
-                balance = relu_balance(layers.values(), self.tolerance)
+                tight = tightness_terms(input_width, layers, self.tolerance).mean()
+                balance = relu_terms(layers, self.tolerance).mean()
         if regularised:
             parts = {"tightness": tight, "relu": balance}
             total = robust_ce + weight * sum(parts[term] for term in sorted(self.terms))  # type: ignore[misc]
@@ -92,9 +92,3 @@ class Objective:
 def robust_cross_entropy(margins: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of the worst logits the bounds allow: [0 for the label, minus the least margin elsewhere]."""
     return F.cross_entropy(-margins, labels)
-
-
-def input_step(graph: Graph) -> str:
-    """Where the width of the input, E(Delta_0), is measured: after clipping and normalisation."""
-    second = graph.steps[1]
-    return second.name if second.op is Normalize else graph.steps[0].name

@@ -1,0 +1,84 @@
+"""The same words as the command line, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from certtool import inspection, recipe, verification
+from certtool.checkpoint import Checkpoint
+from certtool.checkpoint import load as load_checkpoint
+from certtool.data import load_split
+from certtool.device import device_for
+from certtool.epsilon import Epsilon
+from certtool.inspection import Inspection, Statistics
+from certtool.training import Event, Finished, RunFolder, start, stop_on_signal
+from certtool.verification import VerifyReport
+
+EpsLike = str | float | Epsilon
+
+
+def load(path: str | Path) -> Checkpoint:
+    """A model from its .safetensors file or its run folder, checked strictly, in evaluation mode."""
+    return load_checkpoint(Path(path))
+
+
+def train(
+    reference: str,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    data: str | Path | None = None,
+    download: bool = False,
+    device: str = "auto",
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Checkpoint:
+    """Train a recipe (a path or a bundled name) and return the model. `overrides` are `{"train.epochs": 5}`.
+
+    `on_event` hears what the command line shows. Ctrl-C saves the run and raises certtool.errors.Interrupted, whose hint
+    says how to go on.
+    """
+    chosen = recipe.load(reference, recipe.overrides_from(overrides or {}))
+    target = device_for(device)
+    folder = RunFolder.create(chosen, None if out is None else Path(out), overwrite=overwrite)
+    trainer = start(chosen, folder, data=None if data is None else Path(data), download=download, device=target)
+    with stop_on_signal() as stopped:
+        for event in trainer.run(stopped):
+            on_event(event)
+            if isinstance(event, Finished):
+                return load_checkpoint(event.model)
+    raise AssertionError("a run ends with Finished or an exception")
+
+
+def verify(
+    model: Checkpoint | str | Path,
+    eps: EpsLike | Sequence[EpsLike] | None = None,
+    *,
+    images: int | None = None,
+    data: str | Path | None = None,
+    device: str = "auto",
+) -> VerifyReport:
+    """Prove how many test images keep their label under every perturbation of size eps (default: the model's)."""
+    checkpoint = model if isinstance(model, Checkpoint) else load(model)
+    split = load_split(checkpoint.header.dataset.name, "test", None if data is None else Path(data))
+    if images is not None:
+        split = split.first(images)
+    radii = [checkpoint.eps] if eps is None else [epsilon(e) for e in ([eps] if isinstance(eps, EpsLike) else eps)]
+    return verification.verify(checkpoint, split, radii, device=device_for(device))
+
+
+def inspect(
+    model: nn.Module | Checkpoint, x: Tensor, eps: EpsLike, *, statistics: Statistics = "running"
+) -> Inspection:
+    """Per-layer widths, growth, difference gain and ReLU states over a batch of images in [0, 1]."""
+    network = model.model if isinstance(model, Checkpoint) else model
+    return inspection.inspect(network, x, epsilon(eps), statistics=statistics)
+
+
+def epsilon(value: EpsLike) -> Epsilon:
+    """`"8/255"`, a float (its shortest spelling counts), or a ready Epsilon."""
+    return value if isinstance(value, Epsilon) else Epsilon.parse(str(value))

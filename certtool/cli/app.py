@@ -1,0 +1,93 @@
+"""The command line: parse, call one function of the core, hand the result to the screen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from certtool.cli import inspect, recipe, runs, train, verify
+from certtool.errors import CertToolError, Exit
+from certtool.version import __version__
+
+app = typer.Typer(
+    name="certtool",
+    help="Certified robust training: train, prove, inspect and share image classifiers.",
+    epilog="Start with: certtool train tiny_cnn7",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
+app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
+app.add_typer(recipe.app, name="recipe")
+app.add_typer(runs.app, name="runs")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"certtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Certified robust training: train, prove, inspect and share image classifiers."""
+
+
+def main() -> None:
+    """Run a command; what goes wrong becomes a sentence, a hint and an exit code."""
+    try:
+        app()
+    except CertToolError as error:
+        _report(error)
+    except KeyboardInterrupt:
+        _report(_interrupted())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
+        sys.exit(Exit.DONE)
+    except OSError as error:
+        _report(_outside(error))
+    except Exception as error:
+        _report(_our_bug(error), error)
+
+
+def _report(error: CertToolError, cause: BaseException | None = None) -> None:
+    from certtool.report.screen import Screen
+
+    if os.environ.get("CERTTOOL_DEBUG"):
+        import traceback
+
+        traceback.print_exception(cause or error)
+    Screen(json="--json" in sys.argv).error(error)
+    sys.exit(error.exit_code)
+
+
+def _interrupted() -> CertToolError:
+    error = CertToolError("interrupted")
+    error.exit_code = Exit.INTERRUPTED
+    return error
+
+
+def _outside(error: OSError) -> CertToolError:
+    where = f" `{error.filename}`" if error.filename else ""
+    result = CertToolError(f"the system refused{where}: {(error.strerror or str(error)).lower()}")
+    result.exit_code = Exit.OUTSIDE_WORLD
+    return result
+
+
+def _our_bug(error: Exception) -> CertToolError:
+    result = CertToolError(
+        f"certtool failed in a way it should not: {type(error).__name__}: {error}",
+        "run again with CERTTOOL_DEBUG=1 for the traceback, and please report it",
+    )
+    result.exit_code = Exit.OUR_BUG
+    return result

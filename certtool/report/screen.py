@@ -1,0 +1,118 @@
+"""Results to stdout, everything else to stderr; one object decides how, so that commands only say what."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from certtool.errors import CertToolError, Exit, Problem
+
+
+def _console(stream: IO[str]) -> Console:
+    """80 columns where nobody says otherwise, so that a pipe and a terminal read alike."""
+    plain = not stream.isatty()
+    width = 80 if plain and "COLUMNS" not in os.environ else None
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where a command's words go."""
+
+    json: bool = False
+    quiet: bool = False
+    out: Console = field(default_factory=lambda: _console(sys.stdout))
+    err: Console = field(default_factory=lambda: _console(sys.stderr))
+
+    def document(self, value: dict[str, Any]) -> None:
+        """One JSON document, on a line of its own."""
+        self.out.file.write(json.dumps(value) + "\n")
+        self.out.file.flush()
+
+    def text(self, text: str) -> None:
+        """Plain text as it is: no markup, no wrapping."""
+        self.out.file.write(text if text.endswith("\n") else text + "\n")
+
+    def note(self, text: str) -> None:
+        """A remark beside the result."""
+        if not self.quiet and not self.json:
+            self.err.print(Text(text), soft_wrap=True)
+
+    def table(self, table: Table) -> None:
+        self.out.print(table)
+
+    @contextlib.contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar on a terminal; silence elsewhere."""
+        if self.json or self.quiet or not self.err.is_terminal:
+            yield lambda done, total: None
+            return
+        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task(title, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def error(self, error: CertToolError) -> None:
+        """A sentence, the place, a hint; or the same as one JSON document."""
+        if self.json:
+            self.document({"schema": "certtool.error/1", "errors": [_as_json(p) for p in error.problems],
+                           "exit": int(error.exit_code)})  # fmt: skip
+            return
+        word = "stopped" if error.exit_code == Exit.INTERRUPTED else "error"
+        for problem in error.problems:
+            self.err.print(_problem(problem, word), soft_wrap=True)
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "message": problem.message,
+        "hint": problem.hint,
+        "file": problem.file,
+        "line": problem.line,
+        "column": problem.column,
+    }
+
+
+def _problem(problem: Problem, word: str) -> Text:
+    text = Text.assemble((f"{word}: ", "bold red" if word == "error" else "bold yellow"), problem.message)
+    if problem.file is not None:
+        option = problem.file.startswith("--")
+        where = problem.file if option or problem.line is None else f"{problem.file}:{problem.line}:{problem.column}"
+        text.append(f"\n  --> {where}", "cyan")
+        if problem.source is not None and problem.line is not None and problem.column is not None and not option:
+            margin = " " * len(str(problem.line))
+            caret = " " * (problem.column - 1) + "^" * problem.length
+            text.append(f"\n {margin} |\n {problem.line} | {problem.source}\n {margin} | ")
+            text.append(caret, "bold red")
+    if problem.hint is not None:
+        text.append("\nhint: ", "bold green").append(problem.hint)
+    return text
+
+
+def plain_table(*headers: str, left: int = 1) -> Table:
+    """A table that reads in ASCII, without colour: no lines, the first `left` columns flush left, numbers flush right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="left" if index < left else "right", no_wrap=index > 0)
+    return table
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f}%"
+
+
+def duration(seconds: float) -> str:
+    """1:05, 2:03:04; short enough for a column."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

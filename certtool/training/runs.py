@@ -1,0 +1,57 @@
+"""The runs of a folder at a glance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from certtool.errors import CertToolError
+from certtool.training.run_folder import RECIPE_FILE, RunFolder
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run: how far it came, and its figures on the test set where it has finished."""
+
+    path: str
+    name: str
+    seed: int
+    dataset: str
+    eps: str
+    epochs_done: int
+    epochs: int
+    finished: bool
+    clean_accuracy: float | None
+    certified_accuracy: float | None
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """Every run folder below `root`, oldest first; folders that are no runs are passed over."""
+    found = sorted(file.parent for file in root.rglob(RECIPE_FILE) if not _through_link(file.parent, root))
+    return [summary for folder in found if (summary := _summary(folder)) is not None]
+
+
+def _through_link(folder: Path, root: Path) -> bool:
+    """`latest` shows the same run a second time."""
+    return any(part.is_symlink() for part in (folder, *folder.parents) if part != root and root in part.parents)
+
+
+def _summary(path: Path) -> RunSummary | None:
+    try:
+        folder, recipe = RunFolder.open(path)
+    except CertToolError:
+        return None
+    metrics = folder.metrics()
+    last = metrics[-1] if metrics else {}
+    return RunSummary(
+        path=str(path),
+        name=recipe.name,
+        seed=recipe.seed,
+        dataset=recipe.data.dataset,
+        eps=str(recipe.threat.eps),
+        epochs_done=last.get("epoch", 0),
+        epochs=recipe.train.epochs,
+        finished=folder.model.exists() and last.get("epoch") == recipe.train.epochs,
+        clean_accuracy=last.get("test_clean_accuracy"),
+        certified_accuracy=last.get("test_certified_accuracy"),
+    )
