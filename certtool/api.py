@@ -15,7 +15,7 @@ from certtool.data import load_split
 from certtool.device import device_for
 from certtool.epsilon import Epsilon
 from certtool.inspection import Inspection, Statistics
-from certtool.training import Event, Finished, RunFolder, start, stop_on_signal
+from certtool.training import Event, Finished, new_run, stop_on_signal
 from certtool.verification import VerifyReport
 
 EpsLike = str | float | Epsilon
@@ -39,13 +39,13 @@ def train(
 ) -> Checkpoint:
     """Train a recipe (a path or a bundled name) and return the model. `overrides` are `{"train.epochs": 5}`.
 
-    `on_event` hears what the command line shows. Ctrl-C saves the run and raises certtool.errors.Interrupted, whose hint
-    says how to go on.
+    `on_event` hears what the command line shows. Ctrl-C saves the run and raises `certtool.errors.Interrupted`, whose
+    hint says how to go on.
     """
     chosen = recipe.load(reference, recipe.overrides_from(overrides or {}))
-    target = device_for(device)
-    folder = RunFolder.create(chosen, None if out is None else Path(out), overwrite=overwrite)
-    trainer = start(chosen, folder, data=None if data is None else Path(data), download=download, device=target)
+    trainer = new_run(
+        chosen, _path(out), overwrite=overwrite, data=_path(data), download=download, device=device_for(device)
+    )
     with stop_on_signal() as stopped:
         for event in trainer.run(stopped):
             on_event(event)
@@ -64,7 +64,7 @@ def verify(
 ) -> VerifyReport:
     """Prove how many test images keep their label under every perturbation of size eps (default: the model's)."""
     checkpoint = model if isinstance(model, Checkpoint) else load(model)
-    split = load_split(checkpoint.header.dataset.name, "test", None if data is None else Path(data))
+    split = load_split(checkpoint.header.dataset.name, "test", _path(data))
     if images is not None:
         split = split.first(images)
     radii = [checkpoint.eps] if eps is None else [epsilon(e) for e in ([eps] if isinstance(eps, EpsLike) else eps)]
@@ -77,6 +77,10 @@ def inspect(
     """Per-layer widths, growth, difference gain and ReLU states over a batch of images in [0, 1]."""
     network = model.model if isinstance(model, Checkpoint) else model
     return inspection.inspect(network, x, epsilon(eps), statistics=statistics)
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
 
 
 def epsilon(value: EpsLike) -> Epsilon:

@@ -82,7 +82,15 @@ DATASETS: dict[str, DatasetFacts] = {
     facts.name: facts
     for facts in (
         DatasetFacts(
-            "digits", "UCI optical digits, 8x8, embedded", _DIGITS, (1, 8, 8), 16, (0.0,), (1.0,), NO_AUGMENTATION, ""
+            "digits",
+            "UCI optical digits, 8x8, embedded",
+            _DIGITS,
+            (1, 8, 8),
+            16,
+            (0.0,),
+            (1.0,),
+            NO_AUGMENTATION,
+            "",
         ),
         DatasetFacts("mnist", "MNIST", _DIGITS, (1, 28, 28), 255, (0.0,), (1.0,), NO_AUGMENTATION, "MNIST/raw"),
         DatasetFacts(

@@ -122,7 +122,7 @@ def save(path: Path, model: nn.Module, header: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """A model from its file or its run folder, strictly: every tensor present, none to spare, shapes and types right."""
+    """A model from its file or its run folder, strictly: every tensor present, none to spare, shapes right."""
     file = model_file(path)
     content = safefile.read(file)
     try:
@@ -159,12 +159,14 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:
     if missing:
         raise InputError(f"`{file}` lacks the tensor `{missing[0]}`{_more(missing)}", "it does not fit its own header")
     if extra:
-        raise InputError(f"`{file}` has a tensor too many: `{extra[0]}`{_more(extra)}", "it does not fit its own header")
+        raise InputError(
+            f"`{file}` has a tensor too many: `{extra[0]}`{_more(extra)}", "it does not fit its own header"
+        )
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape or tensor.dtype != torch.float32:
             raise InputError(
-                f"`{file}`: `{name}` is {tuple(tensor.shape)} of {tensor.dtype}, expected {tuple(expected[name].shape)} of "
-                "torch.float32"
+                f"`{file}`: `{name}` is {tuple(tensor.shape)} of {tensor.dtype}, "
+                f"expected {tuple(expected[name].shape)} of torch.float32"
             )
         if name.endswith("running_var") and bool((tensor < 0).any()):
             raise InputError(f"`{file}`: `{name}` has negative entries, which no variance has")

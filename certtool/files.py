@@ -18,7 +18,8 @@ def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
         yield
     except OSError as error:
         raise OutsideError(
-            f"cannot {action} `{path}`: {(error.strerror or str(error)).lower()}", "free some space or choose another folder"
+            f"cannot {action} `{path}`: {(error.strerror or str(error)).lower()}",
+            "free some space or choose another folder",
         ) from error
 
 

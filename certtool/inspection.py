@@ -82,7 +82,7 @@ class _Place:
 def inspect(
     model: nn.Module, x: Tensor, eps: Epsilon, *, statistics: Statistics = "running", tolerance: float = 0.5
 ) -> Inspection:
-    """Bounds of a batch of images in [0, 1] at radius eps, and what they say of every layer. The model is left as it is."""
+    """Bounds of a batch of images in [0, 1], and what they say of every layer. The model is left as it is."""
     if len(x) == 0:
         raise InputError("there are no images to inspect with", "`--images` must be at least 1")
     if statistics == "batch":

@@ -54,12 +54,14 @@ def read(path: Path) -> SafeFile:
         raise InputError(f"`{path}` is damaged: {error}", _HINT) from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"`{path}`: the tensor `{name}` holds NaN or infinite values", "nothing can be proven with it")
+            raise InputError(
+                f"`{path}`: the tensor `{name}` holds NaN or infinite values", "nothing can be proven with it"
+            )
     return SafeFile(header, tensors, hashlib.sha256(content).hexdigest())
 
 
 def _header(content: bytes, path: Path) -> dict[str, Any]:
-    if content[:1] in (b"<", b"\n") or content[:9].lower() == b"<!doctype":
+    if content[:100].lstrip().lower().startswith((b"<!doctype", b"<html")):
         raise InputError(f"`{path}` is a web page, not a model", "download the file itself, not the page that shows it")
     length = int.from_bytes(content[:8], "little") if len(content) >= 8 else 0
     if length < 2 or content[8:9] != b"{":
@@ -67,7 +69,9 @@ def _header(content: bytes, path: Path) -> dict[str, Any]:
     if length > HEADER_LIMIT:
         raise InputError(f"`{path}` has a header of {length:,} bytes; a certtool model has a few thousand", _HINT)
     if length + 8 > len(content):
-        raise InputError(f"`{path}` is cut short: its header alone needs {length + 8:,} bytes", "fetch or copy it again")
+        raise InputError(
+            f"`{path}` is cut short: its header alone needs {length + 8:,} bytes", "fetch or copy it again"
+        )
     try:
         entries = json.loads(content[8 : 8 + length], object_pairs_hook=_no_duplicates)
         metadata = entries.pop("__metadata__", {})
@@ -92,9 +96,13 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_entries(entries: Mapping[str, Any], path: Path) -> None:
     for name, entry in entries.items():
         if not _NAME.fullmatch(name):
-            raise InputError(f"`{path}`: the tensor name {ascii(name)[:80]} has characters no tensor of ours has", _HINT)
+            raise InputError(
+                f"`{path}`: the tensor name {ascii(name)[:80]} has characters no tensor of ours has", _HINT
+            )
         if not isinstance(entry, dict) or entry.get("dtype") not in ("F32", "F64", "I64"):
             kind = entry.get("dtype") if isinstance(entry, dict) else entry
-            raise InputError(f"`{path}`: the tensor `{name}` is of type {kind}, not float32", "convert it to float32 first")
+            raise InputError(
+                f"`{path}`: the tensor `{name}` is of type {kind}, not float32", "convert it to float32 first"
+            )
         if not isinstance(entry.get("shape"), list) or len(entry["shape"]) > 8:
             raise InputError(f"`{path}`: the tensor `{name}` has an impossible shape", _HINT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,16 @@ STEPS = [(case, step) for case in CASES for step in ("half", "full")]
 # By the paper a layer with inactive but no active neurons is skipped; the published code adds a constant 2 for it.
 CONSTANT_TOO_MUCH = {("cnn7_mnist_unbalanced", "half"): 2 / 6}
 FEEDS_BATCH_NORM = {"0.bias", "3.bias", "6.bias", "9.bias", "12.bias", "16.bias"}
+# auto_LiRPA on the same weights and statistics, in a process of its own because its repairs patch the whole process.
+AUTO_LIRPA = """
+import json, sys
+from test_parity import case
+from certtool.bounds import ball
+from certtool.bounds.lirpa import BoundedModel
+model, tensors, figures, x = case(sys.argv[1])
+bounded = BoundedModel(model, x[:1], preprocessing="normalize")
+print(json.dumps(bounded.lower_margins(ball(x, figures["eval"]["eps"]), tensors["y"].long(), 10).tolist()))
+"""
 
 pytestmark = pytest.mark.skipif(not PARITY.is_dir(), reason=f"the parity figures are not at {PARITY}")
 
@@ -34,7 +46,11 @@ def published_name(own: str) -> str:
     residual = {"linear": "dense", "bn2": "dense_bn", "classifier": "fc", "conv1": "conv1", "bn1": "bn1"}
     sequential = {"linear6": "16", "bn6": "17", "classifier": "19"}
     sequential |= {f"conv{n}": str(3 * n - 3) for n in range(1, 6)} | {f"bn{n}": str(3 * n - 2) for n in range(1, 6)}
-    return f"{residual[layer]}.{tensor}|{sequential.get(layer)}.{tensor}" if layer in residual else f"|{sequential[layer]}.{tensor}"
+    return (
+        f"{residual[layer]}.{tensor}|{sequential.get(layer)}.{tensor}"
+        if layer in residual
+        else f"|{sequential[layer]}.{tensor}"
+    )
 
 
 def case(name: str) -> tuple[nn.Module, dict[str, Tensor], dict[str, dict[str, float]], Tensor]:
@@ -71,8 +87,26 @@ def test_evaluation(name: str) -> None:
     with torch.no_grad():
         assert relative(model(x), tensors["eval.logits"]) < 1e-5
         margins = margin_bounds(graph_of(model), ball(x, figures["eval"]["eps"]), labels)
-    others = margins[torch.arange(10) != labels[:, None]].view(len(x), 9)
-    assert relative(others, tensors["eval.margin_lower.IBP"]) < 1e-5
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", AUTO_LIRPA, name],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert relative(margins, torch.tensor(json.loads(result.stdout.splitlines()[-1]))) < 1e-5
+
+
+@pytest.mark.xfail(reason="the given margins are of BatchNorm statistics that the files do not hold", strict=True)
+@pytest.mark.parametrize("name", CASES)
+def test_given_margins(name: str) -> None:
+    """For cnn7_mnist and wrn_cifar10 they exceed the margins of the files' own logits, which no lower bound can."""
+    model, tensors, figures, x = case(name)
+    labels = tensors["y"].long()
+    with torch.no_grad():
+        margins = margin_bounds(graph_of(model.eval()), ball(x, figures["eval"]["eps"]), labels)
+    given = tensors["eval.margin_lower.IBP"]
+    assert relative(margins[torch.arange(10) != labels[:, None]].view_as(given), given) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "step"), STEPS)
@@ -100,8 +134,8 @@ def test_training_step(name: str, step: str) -> None:
     assert len(layers.names) == len(expected["relu_layers"])
     for index, figure in enumerate(expected["relu_layers"]):
         assert relative(layers.mean_width[index].detach(), figure["mean_width"]) < 2e-5
-        assert float(layers.active[index]) == pytest.approx(figure["active"], abs=2e-5)
-        assert float(layers.inactive[index]) == pytest.approx(figure["inactive"], abs=2e-5)
+        assert layers.active[index].item() == pytest.approx(figure["active"], abs=2e-5)
+        assert layers.inactive[index].item() == pytest.approx(figure["inactive"], abs=2e-5)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert relative(norm, expected["grad_norm"]) < 1e-3
 

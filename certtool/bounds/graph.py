@@ -96,7 +96,8 @@ def trace(model: nn.Module, known: Callable[[nn.Module], bool] = lambda module: 
 
 
 def _step(node: fx.Node, model: nn.Module) -> Step:
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda other: Result(_name(other)))  # type: ignore[arg-type]
+    convert: Any = lambda other: Result(_name(other))  # noqa: E731
+    args, kwargs = fx.map_arg(node.args, convert), fx.map_arg(dict(node.kwargs), convert)
     if node.op == "placeholder":
         return Step(_name(node), "input", None, (), {})
     if node.op == "get_attr":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,12 @@ def propagate(
 
 
 def _bound(
-    step: Step, box: Interval, bounds: dict[str, Any], cleans: dict[str, Any], training: bool, rules: dict[Any, Rule]
+    step: Step,
+    box: Interval,
+    bounds: dict[str, Any],
+    cleans: dict[str, Any],
+    training: bool,
+    rules: dict[Any, Rule],
 ) -> Any:
     if step.op == "input":
         return box
@@ -84,9 +89,7 @@ def _bound(
         return _call(step, args, kwargs)
     if step.op in ("size", "dim") or step.op is getattr:
         return _call(step, (args[0].center, *args[1:]), kwargs)
-    function = rule_for(step.op, rules)
-    if function is None:
-        _no_rule(step)
+    function = rule_for(step.op, rules) or _no_rule(step)
     return function(*args, **kwargs) if step.module is None else function(step.module, *args, **kwargs)
 
 
@@ -140,7 +143,10 @@ def _batch_statistics(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 def _evaluate(step: Step, cleans: Mapping[str, Any]) -> Any:
     args, kwargs = substitute(step.args, cleans), substitute(step.kwargs, cleans)
     if getattr(step.module, "inplace", False):
-        args = (args[0].clone(), *args[1:])  # the layer's input is needed again, for its gradient or its bounds
+        args = (
+            args[0].clone(),
+            *args[1:],
+        )  # the layer's input is needed again, for its gradient or its bounds
     return _call(step, args, kwargs)
 
 
@@ -158,7 +164,7 @@ def _perturbed(value: Any) -> bool:
     return isinstance(value, Interval) or (isinstance(value, list | tuple) and any(_perturbed(v) for v in value))
 
 
-def _no_rule(step: Step) -> Any:
+def _no_rule(step: Step) -> NoReturn:
     op = step.op if isinstance(step.op, str) else getattr(step.op, "__name__", str(step.op))
     raise InputError(
         f"`{step.name}`: there is no interval rule for {op}",

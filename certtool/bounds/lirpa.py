@@ -1,8 +1,8 @@
 """The one door to auto_LiRPA, and the repairs that its release on the registry needs on a current torch and numpy.
 
-auto_LiRPA 0.3 (2022) pins torch<1.13 but runs on today's once four things it relied on are put back. They are process-wide,
-so nothing but `BoundedModel` applies them, and only when that release is the one installed. A newer auto_LiRPA, installed
-from its source, is used as it is.
+auto_LiRPA 0.3 (2022) pins torch<1.13 but runs on today's once four things it relied on are put back. They are
+process-wide, so nothing but `BoundedModel` applies them, and only when that release is the one installed. A newer
+auto_LiRPA, installed from its source, is used as it is.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _repair_onnx() -> None:
         options.autograd_inlining = False
 
     helper._set_opset_version = set_opset_version
-    torch._C.Node.__getitem__ = lambda node, key: node_get(node, key)  # type: ignore[attr-defined]
+    node: Any = torch._C.Node
+    node.__getitem__ = lambda self, key: node_get(self, key)
 
 
 def _repair_named_members(bounded_module: Any) -> None:
@@ -123,7 +124,7 @@ class BoundedModel:
         self._bounded.eval()
 
     def lower_margins(self, box: Interval, labels: Tensor, classes: int, method: str = "IBP") -> Tensor:
-        """Image by class, the least z_y - z_j by this method (`IBP`, `CROWN-IBP`, `CROWN`); the label's own column is 0."""
+        """Image by class, the least z_y - z_j by `IBP`, `CROWN-IBP` or `CROWN`; the label's own column is 0."""
         box = self._through_first(box)
         perturbation = self._lirpa.PerturbationLpNorm(norm=float("inf"), x_L=box.lower, x_U=box.upper)
         x = self._lirpa.BoundedTensor(box.center, perturbation)

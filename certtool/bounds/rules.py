@@ -68,7 +68,7 @@ def fold(layer: nn.Module, scale: Tensor, shift: Tensor) -> Folded:
     """a (W z + b) + d = (a W) z + (a b + d), one row of W at a time."""
     weight, bias = layer.weight, layer.bias
     rows = scale.reshape(-1, *[1] * (weight.dim() - 1))  # type: ignore[operator]
-    return Folded(layer, weight * rows, shift if bias is None else bias * scale + shift)  # type: ignore[operator, arg-type]
+    return Folded(layer, weight * rows, shift if bias is None else bias * scale + shift)  # type: ignore[operator]
 
 
 @rule(nn.Linear)
@@ -81,7 +81,8 @@ def linear(layer: Affine, z: Interval) -> Interval:
 def conv2d(layer: Any, z: Interval) -> Interval:
     """A convolution is affine: the same with its kernel (paper, section 3.1)."""
     return Interval(
-        convolve(layer, z.center, layer.weight, layer.bias), convolve(layer, z.radius, layer.weight.abs(), None)
+        convolve(layer, z.center, layer.weight, layer.bias),
+        convolve(layer, z.radius, layer.weight.abs(), None),
     )
 
 
@@ -212,10 +213,10 @@ def multiply(x: Interval | Tensor | float, y: Interval | Tensor | float) -> Inte
 
 
 @rule(operator.truediv, torch.div, "div")
-def divide(x: Interval, y: Tensor | float) -> Interval:
-    if isinstance(y, Interval):
+def divide(x: Interval, y: Tensor | float | Interval) -> Interval:
+    if isinstance(y, Interval) or not isinstance(x, Interval):
         raise InputError("division by a perturbed tensor has no rule", "only scaling by a constant has one")
-    return Interval(x.center / y, x.radius / abs(y))
+    return Interval(x.center / y, x.radius / abs(y))  # type: ignore[operator]
 
 
 @rule(torch.cat, torch.concat)

@@ -15,7 +15,7 @@ from certtool.bounds.interval import Interval
 
 @dataclass(frozen=True)
 class ReluStatistics:
-    """The inputs of all ReLUs over a batch: vectors with one entry a layer, with gradients where the bounds have them."""
+    """The inputs of all ReLUs over a batch: vectors, one entry a layer, with gradients where the bounds have them."""
 
     names: tuple[str, ...]
     mean_width: Tensor  # E(Delta_i)
@@ -60,7 +60,15 @@ def _sums(z: Interval) -> list[Tensor]:
     center = z.center
     active, inactive = (z.lower > 0).to(center.dtype), (z.upper < 0).to(center.dtype)
     squares = (center - center.mean()).square()
-    terms = (z.radius, active, inactive, active * center, inactive * center, active * squares, inactive * squares)
+    terms = (
+        z.radius,
+        active,
+        inactive,
+        active * center,
+        inactive * center,
+        active * squares,
+        inactive * squares,
+    )
     return [term.mean() for term in terms]
 
 

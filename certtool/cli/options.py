@@ -14,15 +14,20 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, as in train.epochs=5. Repeatable."),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Folder of the data sets. Default: CERTTOOL_DATA, else the cache.")
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Folder of the data sets. Default: CERTTOOL_DATA, else the cache."),
 ]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 EpsOption = Annotated[
     list[str] | None,
-    typer.Option("--eps", help="Radius in pixel units of [0, 1], exact: 8/255 or 0.1. Default: the model's. Repeatable."),
+    typer.Option(
+        "--eps",
+        help="Radius in pixel units of [0, 1], exact: 8/255 or 0.1. Default: the model's. Repeatable.",
+    ),
 ]
 ImagesOption = Annotated[int | None, typer.Option("--images", metavar="N", help="Only the first N images.")]
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A .safetensors file or the folder of a finished run.", show_default=False)
+    str,
+    typer.Argument(metavar="MODEL", help="A .safetensors file or the folder of a finished run.", show_default=False),
 ]

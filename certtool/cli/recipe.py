@@ -11,7 +11,9 @@ from certtool.cli.options import JsonOption, SetOption
 from certtool.errors import InputError, RecipeError
 
 app = typer.Typer(
-    help="Find, read, check and copy recipes.", no_args_is_help=True, epilog="Start with: certtool recipe list"
+    help="Find, read, check and copy recipes.",
+    no_args_is_help=True,
+    epilog="Start with: certtool recipe list",
 )
 
 Reference = Annotated[str, typer.Argument(metavar="RECIPE", help="A .toml file, recipe:NAME, or a bundled name.")]
@@ -81,7 +83,9 @@ def check(reference: Reference, set_: SetOption = None, json: JsonOption = False
 
 
 @app.command(epilog="Example: certtool recipe copy tiny_cnn7 mine.toml")
-def copy(reference: Reference, file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]) -> None:
+def copy(
+    reference: Reference, file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
+) -> None:
     """Take a copy of a recipe, comments included, to edit."""
     from certtool import recipe
     from certtool.files import write_atomically

@@ -15,7 +15,8 @@ app = typer.Typer(help="What has been trained here.", no_args_is_help=True)
 
 @app.command("list", epilog="Example: certtool runs list runs/tiny_cnn7")
 def list_(
-    root: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs"), json: JsonOption = False
+    root: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look.")] = Path("runs"),
+    json: JsonOption = False,
 ) -> None:
     """Every run below a folder: how far it came, and its figures on the test set."""
     from certtool.report.screen import Screen

@@ -14,7 +14,16 @@ from certtool.data.dataset import Split, hold_out
 from certtool.data.digits import digits
 from certtool.errors import OutsideError
 
-__all__ = ["NO_AUGMENTATION", "Augmentation", "EpochPlan", "Split", "augment", "data_folder", "hold_out", "load_split"]
+__all__ = [
+    "NO_AUGMENTATION",
+    "Augmentation",
+    "EpochPlan",
+    "Split",
+    "augment",
+    "data_folder",
+    "hold_out",
+    "load_split",
+]
 __all__ += ["missing_files", "plan_epoch"]
 
 

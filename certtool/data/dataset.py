@@ -25,8 +25,8 @@ class Split:
     def __post_init__(self) -> None:
         if tuple(self.images.shape[1:]) != self.facts.shape or len(self.images) != len(self.labels):
             raise InputError(
-                f"{self.facts.name}: {self.name} images of shape {tuple(self.images.shape[1:])} with {len(self.labels)} "
-                f"labels, expected {self.facts.shape}"
+                f"{self.facts.name}: {self.name} images of shape {tuple(self.images.shape[1:])} "
+                f"with {len(self.labels)} labels, expected {self.facts.shape}"
             )
 
     def __len__(self) -> int:

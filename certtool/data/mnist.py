@@ -45,6 +45,7 @@ def _read_idx(file: Path) -> Tensor:
             raise ValueError("not an IDX file of bytes, or cut short")
     except (OSError, EOFError, ValueError, struct.error) as error:
         raise OutsideError(
-            f"`{file}` is damaged: {error}", "delete it and run again with `--download`, or put back a good copy"
+            f"`{file}` is damaged: {error}",
+            "delete it and run again with `--download`, or put back a good copy",
         ) from None
     return torch.from_numpy(values.reshape(shape).copy())

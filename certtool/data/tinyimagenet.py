@@ -1,4 +1,4 @@
-"""TinyImageNet-200 from its official folder; its validation images serve as test, since its test images have no labels."""
+"""TinyImageNet-200 from its official folder; its validation images serve as test: its test images have no labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 def files(root: Path, split: str) -> list[Path]:
     folder = root / DATASETS["tinyimagenet"].official_name
-    return [folder / "wnids.txt", folder / "train" if split == "train" else folder / "val" / "val_annotations.txt"]
+    return [
+        folder / "wnids.txt",
+        folder / "train" if split == "train" else folder / "val" / "val_annotations.txt",
+    ]
 
 
 def tinyimagenet(root: Path, split: str) -> Split:

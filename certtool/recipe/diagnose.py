@@ -47,7 +47,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 def _problem(detail: ErrorDetails, origin: Mapping[Path, Source], whole: Source) -> Problem:
     context = detail.get("ctx", {})
-    path = _path(detail["type"], detail["loc"]) + tuple((context.get("key") or "").split(".") if context.get("key") else ())
+    path = _path(detail["type"], detail["loc"]) + tuple(
+        (context.get("key") or "").split(".") if context.get("key") else ()
+    )
     message, hint = _explain(detail, path)
     dotted = ".".join(path)
     message = f"{dotted}: {message}" if dotted else message

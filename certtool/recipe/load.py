@@ -161,7 +161,9 @@ def _read_with_base(file: FilePath, seen: tuple[FilePath, ...]) -> tuple[dict[st
     return merged, origin
 
 
-def _merge(into: dict[str, Any], values: dict[str, Any], origin: dict[Path, Source], source: Source, path: Path) -> None:
+def _merge(
+    into: dict[str, Any], values: dict[str, Any], origin: dict[Path, Source], source: Source, path: Path
+) -> None:
     for key, value in values.items():
         origin[(*path, key)] = source
         if isinstance(value, dict) and isinstance(into.get(key), dict):

@@ -1,4 +1,4 @@
-"""What a recipe may say: typed, strict, immutable. Classes, shape, mean and std come with the data set, not from here."""
+"""What a recipe may say: typed, strict, immutable. Classes, shape, mean and std come with the data set."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SpelledFloat(float):
 def wrong(message: str, hint: str | None = None, key: str | None = None) -> PydanticCustomError:
     """An error of ours inside a validator: its hint, and the key it belongs to, travel along."""
     context = {"message": message, "hint": hint, "key": key}
-    return PydanticCustomError("certtool", "{message}", context)  # type: ignore[arg-type]
+    return PydanticCustomError("certtool", "{message}", context)
 
 
 def _epsilon(value: Any) -> Epsilon:

@@ -100,7 +100,7 @@ def _problem(problem: Problem, word: str) -> Text:
 
 
 def plain_table(*headers: str, left: int = 1) -> Table:
-    """A table that reads in ASCII, without colour: no lines, the first `left` columns flush left, numbers flush right."""
+    """A table that reads in ASCII, without colour: no lines, `left` columns flush left, numbers flush right."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index < left else "right", no_wrap=index > 0)

@@ -12,8 +12,11 @@ def show_verify(screen: Screen, report: VerifyReport) -> None:
     if screen.json:
         screen.document(report.as_json())
         return
-    screen.text(f"{report.name} ({report.arch}) on {report.images:,} {report.split} images of {report.dataset}, l-infinity")
-    screen.text(f"method {report.method} (interval bounds), arithmetic {report.arithmetic}\n")
+    screen.text(
+        f"{report.name} ({report.arch}) on {report.images:,} {report.split} images of {report.dataset}, l-infinity"
+    )
+    screen.text(f"method {report.method} (interval bounds), arithmetic {report.arithmetic}")
+    screen.text("")
     table = plain_table("eps", "clean", "certified", "proven", "unknown", "wrong", "seconds")
     for result in report.results:
         table.add_row(
@@ -29,7 +32,10 @@ def show_verify(screen: Screen, report: VerifyReport) -> None:
 
 
 def show_inspection(screen: Screen, name: str, inspection: Inspection) -> None:
-    screen.text(f"{name}: {inspection.images} images, eps {inspection.eps}, BatchNorm with {inspection.statistics} statistics\n")
+    screen.text(
+        f"{name}: {inspection.images} images, eps {inspection.eps}, BatchNorm with {inspection.statistics} statistics"
+    )
+    screen.text("")
     table = plain_table("layer", "kind", "fan-in", "gain", "growth", "width", "log", "active", "unst.", "dead", left=2)
     for layer in inspection.layers:
         table.add_row(*_cells(layer))
@@ -68,6 +74,12 @@ def show_runs(screen: Screen, runs: list[RunSummary]) -> None:
         state = "finished" if run.finished else "to resume"
         epochs = f"{run.epochs_done}/{run.epochs}"
         table.add_row(
-            run.path, str(run.seed), run.eps, epochs, percent(run.clean_accuracy), percent(run.certified_accuracy), state
+            run.path,
+            str(run.seed),
+            run.eps,
+            epochs,
+            percent(run.clean_accuracy),
+            percent(run.certified_accuracy),
+            state,
         )
     screen.table(table)

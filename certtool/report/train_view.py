@@ -39,7 +39,9 @@ class QuietView(AbstractContextManager["QuietView"]):
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
     def hear(self, event: Event) -> None:
@@ -82,7 +84,9 @@ class LiveView(PlainView):
         self.live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.live.update(Text(""), refresh=True)
         self.live.__exit__(kind, error, trace)
 
@@ -105,7 +109,7 @@ def introduction(event: Started) -> list[str]:
         eps += f" (trained at {recipe.threat.train_eps})"
     lines = [
         f"{recipe.name}: {recipe.summary}" if recipe.summary else recipe.name,
-        f"{recipe.model.arch}, {event.parameters:,} parameters, on {recipe.data.dataset} ({event.train_images:,} images), "
+        f"{recipe.model.arch}, {event.parameters:,} parameters; {recipe.data.dataset}, {event.train_images:,} images",
         f"{eps}, seed {recipe.seed}, {event.device}",
         f"run folder {event.folder}",
     ]
@@ -123,7 +127,9 @@ def epoch_line(event: EpochDone, epochs: int) -> str:
         f"{percent(m['certified_accuracy']):>10} {m['images_per_second']:>8,.0f} {duration(event.seconds_left):>8}"
     )
     if "test_certified_accuracy" in m:
-        line += f"\n   test: clean {percent(m['test_clean_accuracy'])}, certified {percent(m['test_certified_accuracy'])}"
+        line += (
+            f"\n   test: clean {percent(m['test_clean_accuracy'])}, certified {percent(m['test_certified_accuracy'])}"
+        )
     return line
 
 
@@ -155,7 +161,10 @@ def panel(event: Progress, started: Started) -> Panel:
     grid.add_column()
     grid.add_row("epoch", f"{event.epoch} of {recipe.train.epochs}, {event.phase}")
     grid.add_row("eps", _bar(event.eps, target, f"{event.eps:.5f} of {recipe.threat.target}"))
-    grid.add_row("loss", f"{means['loss']:.4f} = robust {means['robust_ce']:.4f} + lambda {event.weight:.3f} x regularisers")
+    grid.add_row(
+        "loss",
+        f"{means['loss']:.4f} = robust {means['robust_ce']:.4f} + lambda {event.weight:.3f} x regularisers",
+    )
     if means.get("tightness") is not None:
         grid.add_row("bounds", f"tightness {means['tightness']:.3f}, ReLU balance {means['relu']:.3f}")
         states = ", ".join(f"{state} {percent(means[state])}" for state in ("active", "unstable", "inactive"))

@@ -71,7 +71,8 @@ class Trainer:
         clock = Clock(self.standing.seconds, first, self.schedule.total_steps)
         for epoch in range(first // steps + 1, self.recipe.train.epochs + 1):
             yield from self._epoch(epoch, clock, stopped)
-        yield Finished(self.recipe, self.folder.path, self.folder.model, self._last_metrics(), clock.seconds())
+        already = first == self.schedule.total_steps
+        yield Finished(self.recipe, self.folder.path, self.folder.model, self._last_metrics(), clock.seconds(), already)
 
     def _epoch(self, epoch: int, clock: Clock, stopped: Callable[[], bool]) -> Iterator[Event]:
         steps = self.schedule.steps_per_epoch
@@ -106,7 +107,7 @@ class Trainer:
         else:
             loss = self.objective(x, labels, eps, weight, observe=step % OBSERVE_EVERY == 0)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
+        loss.total.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.train.grad_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(step)
@@ -147,10 +148,15 @@ class Trainer:
         if epoch == train.epochs or (train.eval_every and epoch % train.eval_every == 0):
             accuracy = interval_accuracy(self.model, self.test, eps)
             result |= {"test_clean_accuracy": accuracy.clean, "test_certified_accuracy": accuracy.certified}
-        warm = self.schedule.eps(self.standing.step - 1) >= float(self.recipe.threat.target) or train.method == "natural"
+        warm = (
+            self.schedule.eps(self.standing.step - 1) >= float(self.recipe.threat.target) or train.method == "natural"
+        )
         if self.validation is not None and (warm or epoch == train.epochs):
             accuracy = interval_accuracy(self.model, self.validation, eps)
-            result |= {"validation_clean_accuracy": accuracy.clean, "validation_certified_accuracy": accuracy.certified}
+            result |= {
+                "validation_clean_accuracy": accuracy.clean,
+                "validation_certified_accuracy": accuracy.certified,
+            }
             figure = accuracy.clean if train.method == "natural" else accuracy.certified
             if train.selection == "validation" and figure >= self.standing.best:
                 self.standing = replace(self.standing, best=figure)
@@ -230,12 +236,28 @@ class Clock:
         self.last_save = time.monotonic()
 
 
-def start(
-    recipe: Recipe, folder: RunFolder, *, data: Path | None, download: bool, device: torch.device
+def new_run(
+    recipe: Recipe,
+    out: Path | None,
+    *,
+    overwrite: bool = False,
+    data: Path | None = None,
+    download: bool = False,
+    device: torch.device,
 ) -> Trainer:
-    """A trainer for a folder, at its first step or where the folder's saved state stands."""
-    train = load_split(recipe.data.dataset, "train", data, download=download)
-    test = load_split(recipe.data.dataset, "test", data, download=download)
-    trainer = Trainer(recipe, folder, train, test, device)
+    """A run from its first step. Its folder is made last, so that a missing data set leaves nothing behind."""
+    train, test = _splits(recipe, data, download)
+    return Trainer(recipe, RunFolder.create(recipe, out, overwrite=overwrite), train, test, device)
+
+
+def resumed_run(path: Path, *, data: Path | None = None, download: bool = False, device: torch.device) -> Trainer:
+    """A run from where its folder's saved state stands."""
+    folder, recipe = RunFolder.open(path)
+    trainer = Trainer(recipe, folder, *_splits(recipe, data, download), device)
     trainer.resume()
     return trainer
+
+
+def _splits(recipe: Recipe, data: Path | None, download: bool) -> tuple[Split, Split]:
+    train, test = (load_split(recipe.data.dataset, name, data, download=download) for name in ("train", "test"))
+    return train, test

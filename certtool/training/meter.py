@@ -30,7 +30,9 @@ class Meter:
     def add(self, loss: Loss, grad_norm: Tensor, images: int) -> None:
         parts = [loss.total.detach(), loss.robust_ce, loss.clean_ce]
         counted = [loss.clean_correct, loss.certified]
-        row = torch.stack([*[part * images for part in parts], *[count.to(parts[0].dtype) for count in counted], grad_norm])
+        row = torch.stack(
+            [*[part * images for part in parts], *[count.to(parts[0].dtype) for count in counted], grad_norm]
+        )
         self.sums += row
         self.counts["images"] += images
         self.counts["steps"] += 1

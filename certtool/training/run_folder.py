@@ -1,9 +1,9 @@
-"""A run's folder: what it was asked, what it measured, where it stands, what came out. Nothing in it is ever half-written.
+"""A run's folder: what it was asked, what it measured, where it stands, what came out. Nothing is ever half-written.
 
-    recipe.toml         the resolved recipe
-    metrics.jsonl       one line an epoch
-    last.safetensors    weights, optimiser and step: what `--resume` goes on from
-    model.safetensors   the trained model
+recipe.toml         the resolved recipe
+metrics.jsonl       one line an epoch
+last.safetensors    weights, optimiser and step: what `--resume` goes on from
+model.safetensors   the trained model
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class RunFolder:
         present = [name for name in OUR_FILES if (path / name).exists()]
         if present and not overwrite:
             raise InputError(
-                f"`{path}` already holds a run", f"go on with `certtool train --resume {path}`, or add `--overwrite`"
+                f"`{path}` already holds a run",
+                f"go on with `certtool train --resume {path}`, or add `--overwrite`",
             )
         with disk_errors(path):
             for name in present:
@@ -63,7 +64,8 @@ class RunFolder:
         """A folder to resume, and its recipe."""
         if not (path / RECIPE_FILE).is_file():
             raise InputError(
-                f"`{path}` is not a run folder: it has no {RECIPE_FILE}", "`certtool runs list` shows the runs there are"
+                f"`{path}` is not a run folder: it has no {RECIPE_FILE}",
+                "`certtool runs list` shows the runs there are",
             )
         return cls(path), load(str(path / RECIPE_FILE))
 
@@ -81,7 +83,10 @@ class RunFolder:
         return lines
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        with disk_errors(self.path / METRICS_FILE), open(self.path / METRICS_FILE, "a", encoding="utf-8") as file:
+        with (
+            disk_errors(self.path / METRICS_FILE),
+            open(self.path / METRICS_FILE, "a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -30,10 +30,9 @@ class EpsSchedule:
         if step >= last:
             return self.target
         rise = middle - first
-        quartic = self.target / (4 * (last - middle) * rise**3 + rise**4)
+        at_middle = self.target * rise / (4 * (last - middle) + rise)  # so that the slopes meet
         if step < middle:
-            return quartic * (step - first) ** 4
-        at_middle = quartic * rise**4
+            return at_middle * ((step - first) / rise) ** 4
         return at_middle + (self.target - at_middle) * (step - middle) / (last - middle)
 
 

@@ -40,14 +40,23 @@ def encode(model: nn.Module, optimizer: torch.optim.Adam, meter: Meter, recipe: 
 
 
 def restore(
-    file: safefile.SafeFile, where: str, model: nn.Module, optimizer: torch.optim.Adam, meter: Meter, recipe: Recipe
+    file: safefile.SafeFile,
+    where: str,
+    model: nn.Module,
+    optimizer: torch.optim.Adam,
+    meter: Meter,
+    recipe: Recipe,
 ) -> Standing:
     """Put a saved state back; a file of another run, or of something else, is refused."""
     header, tensors = file.header, file.tensors
     if header.get("schema") != SCHEMA:
-        raise InputError(f"`{where}` is not the saved state of a run", "it should be a file that `certtool train` wrote")
+        raise InputError(
+            f"`{where}` is not the saved state of a run", "it should be a file that `certtool train` wrote"
+        )
     if header["recipe"] != render(recipe):
-        raise InputError(f"`{where}` belongs to another recipe than the one beside it", "resume an untouched run folder")
+        raise InputError(
+            f"`{where}` belongs to another recipe than the one beside it", "resume an untouched run folder"
+        )
     try:
         model.load_state_dict({**model.state_dict(), **_part(tensors, "model")}, strict=True)
         step = int(header["step"])

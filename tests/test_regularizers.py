@@ -1,0 +1,55 @@
+"""Both regularisers on numbers small enough to do by hand."""
+
+import pytest
+import torch
+
+from certtool.bounds import Interval
+from certtool.bounds.regularizers import relu_terms, tightness_terms
+from certtool.bounds.statistics import statistics_of
+
+
+def layer(lower: list[float], upper: list[float], **kwargs: bool) -> Interval:
+    return Interval.from_bounds(torch.tensor([lower], **kwargs), torch.tensor([upper], **kwargs))
+
+
+def test_states_and_widths() -> None:
+    figures = statistics_of(("a",), [layer([1.0, -3.0, -1.0, 0.0], [3.0, -1.0, 1.0, 2.0])])
+    assert figures.mean_width.item() == 2.0
+    assert figures.active.item() == 0.25  # strictly: the lower bound 0 does not count
+    assert figures.inactive.item() == 0.25
+
+
+def test_tightness_by_hand() -> None:
+    figures = statistics_of(("a", "b"), [layer([0.0], [2.0]), layer([0.0], [8.0])])
+    terms = tightness_terms(torch.tensor(2.0), figures, tolerance=0.5)
+    # E0/E1 = 1 >= 0.5: nothing; E0/E2 = 1/4: (0.5 - 0.25) / 0.5
+    assert terms.tolist() == [0.0, 0.5]
+
+
+def test_relu_balance_by_hand() -> None:
+    # centers 1, 1, -4: mean -2/3; active 1 + 1, inactive 4: alpha = 1/2 >= tau
+    # variance: active 2 * (5/3)^2 = 50/9, inactive (10/3)^2 = 100/9: beta = 1/2
+    figures = statistics_of(("a",), [layer([0.5, 0.5, -5.0], [1.5, 1.5, -3.0])])
+    assert figures.alpha.item() == pytest.approx(0.5)
+    assert figures.beta.item() == pytest.approx(0.5)
+    assert relu_terms(figures, tolerance=0.5).item() == pytest.approx(0.0, abs=1e-6)
+    assert relu_terms(figures, tolerance=1.0).item() == pytest.approx(1.0)
+
+
+def test_ratio_above_one_counts_the_same() -> None:
+    mirrored = statistics_of(("a",), [layer([3.0, -1.5, -1.5], [5.0, -0.5, -0.5])])
+    assert mirrored.alpha.item() == pytest.approx(2.0)
+    assert relu_terms(mirrored, tolerance=1.0).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [([1.0, -1.0], [2.0, 1.0]), ([-2.0, -1.0], [-1.0, 1.0]), ([-1.0], [1.0])])
+def test_layer_without_both_states_is_skipped_and_has_finite_gradients(lower: list[float], upper: list[float]) -> None:
+    z = layer(lower, upper, requires_grad=True)
+    terms = relu_terms(statistics_of(("a",), [z]), tolerance=0.5)
+    (gradient,) = torch.autograd.grad(terms.sum(), z.center)
+    assert terms.item() == 0.0
+    assert torch.isfinite(gradient).all()
+
+
+def test_no_layers() -> None:
+    assert len(relu_terms(statistics_of((), []), 0.5)) == 0
