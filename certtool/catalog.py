@@ -21,7 +21,7 @@ Size = Annotated[int, Field(ge=1, le=4096)]
 class Arguments(BaseModel):
     """Typed, strict, immutable: an unknown or a wrongly typed key is an error."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class Cnn7(Arguments):

@@ -45,7 +45,12 @@ def test_a_wrong_recipe_is_told_without_torch() -> None:
 
 
 def test_import_is_light_and_lazy() -> None:
-    code = "import certtool, sys; print('torch' in sys.modules, sorted(dir(certtool))); certtool.Epsilon; print('torch' in sys.modules)"
+    code = """
+import certtool, sys
+print('torch' in sys.modules, sorted(dir(certtool)))
+certtool.Epsilon
+print('torch' in sys.modules)
+"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = result.stdout.splitlines()
     assert first.startswith("False")

@@ -6,6 +6,9 @@ import os
 import sys
 from typing import Annotated
 
+# pydantic, which typer uses, would read the metadata of every installed package to look for plugins of its own.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 import typer
 
 from certtool.cli import inspect, recipe, runs, train, verify
@@ -72,7 +75,7 @@ def _report(error: CertToolError, cause: BaseException | None = None) -> None:
 
 
 def _interrupted() -> CertToolError:
-    error = CertToolError("interrupted")
+    error = CertToolError("by Ctrl-C")
     error.exit_code = Exit.INTERRUPTED
     return error
 

@@ -9,7 +9,6 @@ import typer
 
 from certtool.cli.options import DataOption, DeviceOption, DownloadOption, JsonOption, QuietOption, SetOption
 from certtool.errors import InputError
-from certtool.recipe import load
 
 EXAMPLES = """Examples:
 
@@ -49,6 +48,8 @@ def train(
         )
     if resume is None and recipe is None:
         raise InputError("which recipe?", "`certtool train tiny_cnn7`; `certtool recipe list` shows the bundled ones")
+    from certtool.recipe import load
+
     chosen = None if recipe is None else load(recipe, set_ or [])  # a wrong recipe is told before torch is imported
     from certtool.device import device_for
     from certtool.report.screen import Screen

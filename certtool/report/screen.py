@@ -1,4 +1,7 @@
-"""Results to stdout, everything else to stderr; one object decides how, so that commands only say what."""
+"""Results to stdout, everything else to stderr; one object decides how, so that commands only say what.
+
+rich is imported where something is drawn: a command that prints a line of text answers without it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,22 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import IO, Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Any
 
 from certtool.errors import CertToolError, Exit, Problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 
 def _console(stream: IO[str]) -> Console:
     """80 columns where nobody says otherwise, so that a pipe and a terminal read alike."""
+    from rich.console import Console
+
     plain = not stream.isatty()
     width = 80 if plain and "COLUMNS" not in os.environ else None
     return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False)
@@ -31,22 +37,28 @@ class Screen:
 
     json: bool = False
     quiet: bool = False
-    out: Console = field(default_factory=lambda: _console(sys.stdout))
-    err: Console = field(default_factory=lambda: _console(sys.stderr))
+
+    @cached_property
+    def out(self) -> Console:
+        return _console(sys.stdout)
+
+    @cached_property
+    def err(self) -> Console:
+        return _console(sys.stderr)
 
     def document(self, value: dict[str, Any]) -> None:
         """One JSON document, on a line of its own."""
-        self.out.file.write(json.dumps(value) + "\n")
-        self.out.file.flush()
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
 
     def text(self, text: str) -> None:
         """Plain text as it is: no markup, no wrapping."""
-        self.out.file.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
     def note(self, text: str) -> None:
         """A remark beside the result."""
         if not self.quiet and not self.json:
-            self.err.print(Text(text), soft_wrap=True)
+            self.err.print(text, soft_wrap=True, markup=False)
 
     def table(self, table: Table) -> None:
         self.out.print(table)
@@ -57,6 +69,8 @@ class Screen:
         if self.json or self.quiet or not self.err.is_terminal:
             yield lambda done, total: None
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.err, transient=True) as bar:
             task = bar.add_task(title, total=None)
@@ -68,7 +82,7 @@ class Screen:
             self.document({"schema": "certtool.error/1", "errors": [_as_json(p) for p in error.problems],
                            "exit": int(error.exit_code)})  # fmt: skip
             return
-        word = "stopped" if error.exit_code == Exit.INTERRUPTED else "error"
+        word = "interrupted" if error.exit_code == Exit.INTERRUPTED else "error"
         for problem in error.problems:
             self.err.print(_problem(problem, word), soft_wrap=True)
 
@@ -84,6 +98,8 @@ def _as_json(problem: Problem) -> dict[str, Any]:
 
 
 def _problem(problem: Problem, word: str) -> Text:
+    from rich.text import Text
+
     text = Text.assemble((f"{word}: ", "bold red" if word == "error" else "bold yellow"), problem.message)
     if problem.file is not None:
         option = problem.file.startswith("--")
@@ -101,6 +117,8 @@ def _problem(problem: Problem, word: str) -> Text:
 
 def plain_table(*headers: str, left: int = 1) -> Table:
     """A table that reads in ASCII, without colour: no lines, `left` columns flush left, numbers flush right."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index < left else "right", no_wrap=index > 0)

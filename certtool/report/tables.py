@@ -41,7 +41,8 @@ def show_inspection(screen: Screen, name: str, inspection: Inspection) -> None:
         table.add_row(*_cells(layer))
     screen.table(table)
     screen.text(f"\nregularisers: tightness {inspection.tightness:.4f}, ReLU balance {inspection.relu:.4f}")
-    screen.text("gain: n/2 mean|W|. growth: width over that at the ReLU before. log: ln(width / input width).")
+    screen.text("gain: n/2 mean|W|; growth: width over that at the ReLU before;")
+    screen.text("log: ln(width over input width); dead: ReLUs that are never active")
 
 
 def _cells(layer: Layer) -> list[str]:
