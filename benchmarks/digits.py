@@ -1,4 +1,4 @@
-"""Train the recipes on the embedded digits with three seeds each and write their test figures to benchmarks/digits.json.
+"""Train the recipes on the embedded digits with three seeds each; their test figures go to benchmarks/digits.json.
 
     .venv/bin/python benchmarks/digits.py            (about a quarter of an hour on two cores)
 

@@ -9,16 +9,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from certtool import inspection, recipe, verification
+from certtool.attack import AttackSettings
 from certtool.checkpoint import Checkpoint
 from certtool.checkpoint import load as load_checkpoint
 from certtool.data import load_split
 from certtool.device import device_for
 from certtool.epsilon import Epsilon
+from certtool.errors import InputError
 from certtool.inspection import Inspection, Statistics
 from certtool.training import Event, Finished, new_run, stop_on_signal
-from certtool.verification import VerifyReport
+from certtool.verification import Grade, LadderSettings, Method, VerifyReport
 
 EpsLike = str | float | Epsilon
+DEFAULT_ATTACK = AttackSettings()
 
 
 def load(path: str | Path) -> Checkpoint:
@@ -55,20 +58,42 @@ def train(
 
 
 def verify(
-    model: Checkpoint | str | Path,
+    model: Checkpoint | str | Path | nn.Module,
     eps: EpsLike | Sequence[EpsLike] | None = None,
     *,
+    data: tuple[Tensor, Tensor] | str | Path | None = None,
     images: int | None = None,
-    data: str | Path | None = None,
+    method: Method = "auto",
+    arithmetic: Grade = "rigorous",
+    attack: AttackSettings | None = DEFAULT_ATTACK,
+    time_limit: float | None = None,
     device: str = "auto",
 ) -> VerifyReport:
-    """Prove how many test images keep their label under every perturbation of size eps (default: the model's)."""
+    """Prove how many images keep their label under every perturbation of size eps (default: the model's).
+
+    A checkpoint, or the path of one, is verified on its own test set; `data` may say where that lies. Your own
+    `nn.Module`, in evaluation mode, comes with `data=(x, y)`: images in [0, 1] and labels.
+    """
+    settings = LadderSettings(method=method, arithmetic=arithmetic, attack=attack, time_limit=time_limit)
+    if isinstance(model, nn.Module):
+        if not isinstance(data, tuple) or eps is None:
+            raise InputError(
+                "your own network needs images and a radius", 'as in `verify(model, eps="8/255", data=(x, y))`'
+            )
+        x, labels = data
+        return verification.verify_network(model, x[:images], labels[:images], _radii(eps), settings=settings)
     checkpoint = model if isinstance(model, Checkpoint) else load(model)
+    radii = [checkpoint.eps] if eps is None else _radii(eps)
+    if isinstance(data, tuple):
+        x, labels = data
+        return verification.verify_network(checkpoint.model, x[:images], labels[:images], radii, settings=settings)
     split = load_split(checkpoint.header.dataset.name, "test", _path(data))
-    if images is not None:
-        split = split.first(images)
-    radii = [checkpoint.eps] if eps is None else [epsilon(e) for e in ([eps] if isinstance(eps, EpsLike) else eps)]
-    return verification.verify(checkpoint, split, radii, device=device_for(device))
+    place = device_for(device)
+    return verification.verify(checkpoint, split, radii, count=images, settings=settings, device=place)
+
+
+def _radii(eps: EpsLike | Sequence[EpsLike]) -> list[Epsilon]:
+    return [epsilon(value) for value in ([eps] if isinstance(eps, EpsLike) else eps)]
 
 
 def inspect(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from certtool.bounds.graph import Graph, Step, is_batch_norm, substitute, trace
 from certtool.bounds.interval import Interval
-from certtool.bounds.rules import RULES, Rule, fold, rule_for, scale_and_shift
+from certtool.bounds.rules import BATCH_NORM, RULES, RuleTable, fold, rule_for, scale_and_shift
 from certtool.errors import InputError
 
 
@@ -38,82 +38,84 @@ def graph_of(model: nn.Module) -> Graph:
 
 
 def propagate(
-    graph: Graph,
-    box: Interval,
-    *,
-    clean: Tensor | None = None,
-    keep: Collection[str] = (),
-    rules: dict[Any, Rule] = RULES,
+    graph: Graph, box: Interval, *, clean: Tensor | None = None, keep: Collection[str] = (), rules: RuleTable = RULES
 ) -> Bounds:
     """Bounds of every step; `clean` given means training: its batch statistics bound everything."""
-    bounds: dict[str, Any] = {}
-    cleans: dict[str, Any] = {}
+    walk = _Walk({}, {graph.steps[0].name: clean} if clean is not None else {}, rules, clean, graph.first_affine)
     kept: dict[str, Interval] = {}
     for step in graph.steps:
-        if clean is not None:
-            cleans[step.name] = clean if step.op == "input" else None
-        bounds[step.name] = _bound(step, box, bounds, cleans, clean is not None, rules)
+        walk.bounds[step.name] = box if step.op == "input" else walk.bound(step)
         if step.name in keep:
-            kept[step.name] = bounds[step.name]
+            kept[step.name] = walk.bounds[step.name]
         for name in step.last_uses:
-            bounds.pop(name, None)
-            cleans.pop(name, None)
-    output = bounds[graph.output]
+            walk.bounds.pop(name, None)
+            walk.cleans.pop(name, None)
+    output = walk.bounds[graph.output]
     if not isinstance(output, Interval):
         raise InputError(f"the network's output `{graph.output}` does not depend on its input")
-    return Bounds(output, kept, cleans.get(graph.output))
+    return Bounds(output, kept, walk.cleans.get(graph.output))
 
 
-def _bound(
-    step: Step,
-    box: Interval,
-    bounds: dict[str, Any],
-    cleans: dict[str, Any],
-    training: bool,
-    rules: dict[Any, Rule],
-) -> Any:
-    if step.op == "input":
-        return box
-    if step.op == "constant":
-        if training:
-            cleans[step.name] = step.args[0]
-        return step.args[0]
-    if is_batch_norm(step.module):
-        return _batch_norm(step, bounds, cleans, training, rules)
-    if training:
-        cleans[step.name] = _evaluate(step, cleans)
-    if step.folded:
-        return None
-    args, kwargs = substitute(step.args, bounds), substitute(step.kwargs, bounds)
-    if not _perturbed((args, kwargs)):
-        return _call(step, args, kwargs)
-    if step.op in ("size", "dim") or step.op is getattr:
-        return _call(step, (args[0].center, *args[1:]), kwargs)
-    function = rule_for(step.op, rules) or _no_rule(step)
-    return function(*args, **kwargs) if step.module is None else function(step.module, *args, **kwargs)
+@dataclass(frozen=True)
+class _Walk:
+    """What is known half-way through a network: bounds, and clean values in training, by step."""
+
+    bounds: dict[str, Any]
+    cleans: dict[str, Any]
+    rules: RuleTable
+    clean: Tensor | None
+    first_affine: Step | None
+
+    def bound(self, step: Step) -> Any:
+        if step.op == "constant":
+            self.cleans[step.name] = step.args[0]
+            return step.args[0]
+        if is_batch_norm(step.module):
+            return self._batch_norm(step)
+        if self.clean is not None:
+            self.cleans[step.name] = _evaluate(step, self.cleans)
+        if step.folded and self._folds(step):
+            return None  # the BatchNorm behind it does its work
+        args, kwargs = substitute(step.args, self.bounds), substitute(step.kwargs, self.bounds)
+        if not _perturbed((args, kwargs)):
+            return _call(step, args, kwargs)
+        if step.op in ("size", "dim") or step.op is getattr:
+            return _call(step, (args[0].center, *args[1:]), kwargs)
+        function = rule_for(step.op, self.rules) or _no_rule(step)
+        return function(*args, **kwargs) if step.module is None else function(step.module, *args, **kwargs)
+
+    def _folds(self, affine: Step) -> bool:
+        """Not the first layer in training: raw pixels have a mean far from 0, and in a folded layer the gradient of
+        BatchNorm's weight is then a small difference of large float32 sums (parity: off by 2e-3 of its size, against
+        1e-5 unfolded)."""
+        return self.clean is None or affine.name != getattr(self.first_affine, "name", None)
+
+    def _batch_norm(self, step: Step) -> Interval:
+        layer: Any = step.module
+        (name,) = step.inputs
+        if self.clean is not None:
+            x = self.cleans[name]
+            scale, shift = scale_and_shift_of(layer, *_batch_statistics(layer, x))
+            shape = (1, -1, *[1] * (x.dim() - 2))
+            self.cleans[step.name] = x * scale.view(shape) + shift.view(shape)
+        elif BATCH_NORM in self.rules:
+            affine = step.folds or step
+            module = step.folds.module if step.folds else None
+            return self.rules[BATCH_NORM](layer, module, self.bounds[affine.inputs[0]], *running_statistics(step))
+        else:
+            scale, shift = scale_and_shift_of(layer, *running_statistics(step))
+        if step.folds is None or not self._folds(step.folds):
+            return scale_and_shift(self.bounds[name], scale, shift)
+        assert step.folds.module is not None
+        function = rule_for(step.folds.op, self.rules) or _no_rule(step.folds)
+        return function(fold(step.folds.module, scale, shift), self.bounds[step.folds.inputs[0]])
 
 
-def _batch_norm(
-    step: Step, bounds: dict[str, Any], cleans: dict[str, Any], training: bool, rules: dict[Any, Rule]
-) -> Interval:
+def running_statistics(step: Step) -> tuple[Tensor, Tensor]:
     layer: Any = step.module
-    (name,) = step.inputs
-    if training:
-        x = cleans[name]
-        scale, shift = scale_and_shift_of(layer, *_batch_statistics(layer, x))
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        cleans[step.name] = x * scale.view(shape) + shift.view(shape)
-    else:
-        if layer.running_mean is None:
-            raise InputError(f"`{step.name}` keeps no running statistics, so its output depends on the batch")
-        scale, shift = scale_and_shift_of(layer, layer.running_mean, layer.running_var)
-    if step.folds is None:
-        return scale_and_shift(bounds[name], scale, shift)
-    affine = step.folds
-    assert affine.module is not None
-    function = rule_for(affine.op, rules)
-    assert function is not None
-    return function(fold(affine.module, scale, shift), bounds[affine.inputs[0]])
+    if layer.running_mean is None:
+        raise InputError(f"`{step.name}` keeps no running statistics, so its output depends on the batch")
+    return layer.running_mean, layer.running_var
 
 
 def scale_and_shift_of(layer: Any, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,10 @@ from certtool.errors import InputError
 
 Rule = Callable[..., Interval]
 RuleT = TypeVar("RuleT", bound=Rule)
-RULES: dict[Any, Rule] = {}
+RuleTable = dict[Any, Rule]
+RULES: RuleTable = {}
+# A table with this key bounds BatchNorm, with the affine layer before it or None, by a rule of its own (rounding.py).
+BATCH_NORM = "BatchNorm"
 
 
 def rule(*ops: Any) -> Callable[[RuleT], RuleT]:
@@ -34,7 +37,7 @@ def rule(*ops: Any) -> Callable[[RuleT], RuleT]:
     return register
 
 
-def rule_for(op: Any, rules: dict[Any, Rule] = RULES) -> Rule | None:
+def rule_for(op: Any, rules: RuleTable = RULES) -> Rule | None:
     """The rule of an operation. A subclass inherits its parent's rule unless it computes something else."""
     if op in rules:
         return rules[op]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from certtool.bounds import Graph, Interval, rule
+from certtool.bounds.rounding import UNDERFLOW, gamma, rounded_rule
 
 
 class Normalize(nn.Module):
@@ -30,6 +31,15 @@ class Normalize(nn.Module):
 @rule(Normalize)
 def normalize(layer: Normalize, z: Interval) -> Interval:
     return Interval((z.center - layer.mean) / layer.std, z.radius / layer.std)
+
+
+@rounded_rule(Normalize)
+def rounded_normalize(layer: Normalize, z: Interval) -> Interval:
+    """A difference and a quotient, or a product with the reciprocal: at most three roundings of terms this large."""
+    plain = normalize(layer, z)
+    shifted = (z.center - layer.mean).abs() + z.radius
+    error = gamma(3) * shifted / layer.std + UNDERFLOW * (1 + shifted) * (1 + 1 / layer.std)
+    return Interval(plain.center, plain.radius + error)
 
 
 def input_step(graph: Graph) -> str:

@@ -76,6 +76,25 @@ class Screen:
             task = bar.add_task(title, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
+    @contextlib.contextmanager
+    def rungs(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar for each rung of the ladder, as it is reached; silence where nobody looks."""
+        if self.json or self.quiet or not self.err.is_terminal:
+            yield lambda rung, done, total: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            tasks: dict[str, Any] = {}
+
+            def tell(rung: str, done: int, total: int) -> None:
+                if rung not in tasks:
+                    tasks[rung] = bar.add_task(rung, total=total)
+                bar.update(tasks[rung], completed=done, total=total)
+
+            yield tell
+
     def error(self, error: CertToolError) -> None:
         """A sentence, the place, a hint; or the same as one JSON document."""
         if self.json:

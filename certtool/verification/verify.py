@@ -1,79 +1,67 @@
-"""Interval verification of a checkpoint on a split, one result a radius."""
+"""Verification of a checkpoint on part of a data set, or of anybody's network on anybody's images."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from certtool.bounds import graph_of
+from certtool.bounds.lirpa import installed
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
-from certtool.evaluation import interval_outcome
+from certtool.verification.images import FloatImages, Images, choose
+from certtool.verification.ladder import Ladder, LadderSettings, Progress
+from certtool.verification.verdicts import EpsResult
 from certtool.version import __version__
 
 
 @dataclass(frozen=True)
-class EpsResult:
-    """Counts at one radius; the three add up to the number of images."""
+class ModelInfo:
+    name: str
+    sha256: str | None  # None for a network that came from no file
+    arch: str
 
-    eps: Epsilon
-    certified: int
-    unknown: int
-    misclassified: int
-    seconds: float
+
+@dataclass(frozen=True)
+class DataInfo:
+    name: str
+    split: str
+    sha256: str | None  # of the whole split, not only of the images chosen
+    images: int
 
 
 @dataclass(frozen=True)
 class VerifyReport:
     """What was asked of which model on which images, and what is proven."""
 
-    name: str
-    sha256: str
-    arch: str
-    dataset: str
-    split: str
-    images: int
-    method: str
-    arithmetic: str
+    model: ModelInfo
+    data: DataInfo
     results: tuple[EpsResult, ...]
+    engine: str | None  # which auto_LiRPA did the linear relaxations
+    warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "schema": "certtool.verify/1",
-            "model": {"name": self.name, "sha256": self.sha256, "arch": self.arch},
-            "dataset": self.dataset,
-            "split": self.split,
-            "images": self.images,
+            "model": dict(self.model.__dict__),
+            "dataset": self.data.name,
+            "split": self.data.split,
+            "images": self.data.images,
             "norm": "linf",
-            "results": [self._result(result) for result in self.results],
-            "versions": {"certtool": __version__, "torch": str(torch.__version__)},
+            "results": [result.as_json() for result in self.results],
+            "warnings": list(self.warnings),
+            "versions": versions(self.engine),
         }
 
-    def _result(self, result: EpsResult) -> dict[str, Any]:
-        return {
-            "eps": str(result.eps),
-            "method": self.method,
-            "arithmetic": self.arithmetic,
-            "clean_accuracy": 1 - result.misclassified / self.images,
-            "attacked_accuracy": None,
-            "certified_accuracy": result.certified / self.images,
-            "counts": {
-                "certified": result.certified,
-                "falsified": 0,
-                "unknown": result.unknown,
-                "misclassified": result.misclassified,
-            },
-            "certified_by": {"ibp": result.certified},
-            "unknown_reasons": {"bound": result.unknown},
-            "attack": None,
-            "seconds": result.seconds,
-        }
+
+def versions(engine: str | None) -> dict[str, str]:
+    found = {"certtool": __version__, "torch": str(torch.__version__)}
+    return found | ({"auto_LiRPA": engine.removeprefix("auto_LiRPA ")} if engine else {})
 
 
 def verify(
@@ -81,43 +69,60 @@ def verify(
     split: Split,
     eps: Sequence[Epsilon],
     *,
-    device: torch.device,
-    batch_size: int = 256,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    count: int | None = None,
+    indices: list[int] | None = None,
+    settings: LadderSettings | None = None,
+    device: torch.device | None = None,
+    progress: Progress = lambda rung, done, total: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
-    """Interval bounds in float32 at every radius. `progress` hears of images done, over all radii."""
-    if len(split) == 0:
-        raise InputError("there are no images to verify", "`--images` must be at least 1")
-    results = []
-    for index, radius in enumerate(eps):
-        done = index * len(split)
-        results.append(_at(checkpoint, split, radius, device, batch_size, done, len(eps) * len(split), progress))
+    """A model from its file, on images of the data set it was trained for."""
+    if split.facts.shape != checkpoint.dataset.shape:
+        raise InputError(f"images of shape {split.facts.shape} for a network made for {checkpoint.dataset.shape}")
+    images = choose(split, count, indices)
+    model = checkpoint.model.to(device or torch.device("cpu")).eval()
     header = checkpoint.header
-    return VerifyReport(
-        header.name, checkpoint.sha256, header.arch.arch, split.facts.name, split.name, len(split), "ibp", "float32",
-        tuple(results)
-    )  # fmt: skip
+    results, engine, warnings = _climb(model, images, eps, settings or LadderSettings(), "normalize", progress, warn)
+    info = ModelInfo(header.name, checkpoint.sha256, header.arch.arch)
+    data = DataInfo(split.facts.name, split.name, split.sha256, len(images.indices))
+    return VerifyReport(info, data, results, engine, warnings)
 
 
-def _at(
-    checkpoint: Checkpoint,
-    split: Split,
-    eps: Epsilon,
-    device: torch.device,
-    batch_size: int,
-    done: int,
-    total: int,
-    progress: Callable[[int, int], None],
-) -> EpsResult:
-    began = time.monotonic()
-    model = checkpoint.model.to(device).eval()
-    graph = graph_of(model)
-    certified = correct = 0
-    for start in range(0, len(split), batch_size):
-        rows = slice(start, start + batch_size)
-        x = split.pixels(split.images[rows].to(device))
-        outcome = interval_outcome(model, graph, x, split.labels[rows].to(device), float(eps))
-        certified += int(outcome.certified.sum())
-        correct += int(outcome.correct.sum())
-        progress(done + min(start + batch_size, len(split)), total)
-    return EpsResult(eps, certified, correct - certified, len(split) - correct, time.monotonic() - began)
+def verify_network(
+    model: nn.Module,
+    x: Tensor,
+    labels: Tensor,
+    eps: Sequence[Epsilon],
+    *,
+    settings: LadderSettings | None = None,
+    progress: Progress = lambda rung, done, total: None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> VerifyReport:
+    """Any network torch.fx can trace, on float images in [0, 1]. Normalisation belongs into the network."""
+    images = FloatImages(x, labels)
+    if len(x) == 0:
+        raise InputError("there are no images to verify")
+    results, engine, warnings = _climb(model, images, eps, settings or LadderSettings(), None, progress, warn)
+    info = ModelInfo(type(model).__name__, None, type(model).__name__)
+    return VerifyReport(info, DataInfo("tensors", "given", None, len(x)), results, engine, warnings)
+
+
+def _climb(
+    model: nn.Module,
+    images: Images,
+    eps: Sequence[Epsilon],
+    settings: LadderSettings,
+    preprocessing: str | None,
+    progress: Progress,
+    warn: Callable[[str], None],
+) -> tuple[tuple[EpsResult, ...], str | None, tuple[str, ...]]:
+    warnings: list[str] = []
+
+    def note(text: str) -> None:
+        warnings.append(text)
+        warn(text)
+
+    ladder = Ladder(model, images, settings, preprocessing=preprocessing, progress=progress, warn=note)
+    results = tuple(ladder.climb(eps))
+    engine = str(installed()) if ladder.rungs else None
+    return results, engine, tuple(warnings)

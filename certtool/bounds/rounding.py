@@ -1,0 +1,260 @@
+"""Interval rules with rounding errors: what they bound is the float32 network as it is computed, not as it is written.
+
+The claim: every evaluation in IEEE binary32, round to nearest, in which each dot product is multiplications (or FMAs)
+and additions in any order, and BatchNorm is computed as written, as scale and shift, or folded into the layer before
+it, stays inside. The bounds themselves are computed in float64 on the unfolded parameters.
+
+Model of an error. A sum of n products in any order has every term rounded at most n times, so
+    |computed - exact| <= gamma_n sum_i |w_i x_i|,    gamma_k = k u / (1 - k u),
+for any float32 input x. x itself lies in [c - r, c + r], so |x| <= |c| + r, and the interval of the computed values has
+    radius' = |W| r + gamma |W| (|c| + r) = |W| ((1 + gamma) r + gamma |c|).
+Bias and BatchNorm add operations on the same terms; 12 more roundings cover each of its three forms: the bias (1), mean
+(1), scale gamma / sqrt(var + eps) with its own add, root, quotient and product (4), the product with it (1), shift (2).
+Folding BatchNorm into W first and bounding that would understate the error: a (b - mu) + beta is small where b and mu
+cancel, while their rounding errors do not. The same holds for margins: |W_y - W_j| is small where |W_y| + |W_j| is not.
+
+The excess of u over 2^-24 pays for the float64 arithmetic here: it adds 2^-20 of a float32 rounding to every term, and
+float64 makes errors of 2^-29 of one. Outside the claim: Winograd and FFT convolution, TF32, bf16, autocast.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from certtool.bounds import rules
+from certtool.bounds.graph import Graph, is_batch_norm
+from certtool.bounds.ibp import propagate, scale_and_shift_of
+from certtool.bounds.interval import Interval
+from certtool.bounds.rules import BATCH_NORM, Rule, RuleTable, convolve, rule_for
+
+UNIT = 2.0**-24 * (1 + 2.0**-20)
+UNDERFLOW = 2.0**-120  # a product, or an operand, below float32's normal range may be flushed to 0: 2^-126, with room
+LARGEST = 2.0**120
+BATCH_NORM_ROUNDINGS = 12
+# A margin this small against its scale could come out otherwise in another float64 summation order.
+SCALE_SHARE = 1e-9
+
+RuleT = TypeVar("RuleT", bound=Rule)
+ROUNDED: RuleTable = {}
+
+
+def gamma(roundings: int) -> float:
+    """The relative error of a term that was rounded so many times (Higham, Accuracy and Stability, section 3.1)."""
+    return roundings * UNIT / (1 - roundings * UNIT)
+
+
+def rounded_rule(*ops: Any) -> Callable[[RuleT], RuleT]:
+    """Register a rule that includes the rounding errors of its operation in float32. Inputs come in float64."""
+
+    def register(function: RuleT) -> RuleT:
+        for op in ops:
+            ROUNDED[op] = function
+        return function
+
+    return register
+
+
+def has_rounded_rules(graph: Graph) -> bool:
+    """False for a network with an operation whose rounding nobody has bounded: it cannot be certified rigorously."""
+    known = (step.op in ("input", "constant", "size", "dim") or step.op is getattr for step in graph.steps)
+    ruled = (rule_for(step.op, ROUNDED) is not None or is_batch_norm(step.module) for step in graph.steps)
+    return all(a or b for a, b in zip(known, ruled, strict=True))
+
+
+def _magnitude(z: Interval) -> Tensor:
+    """The largest absolute value a neuron can take."""
+    return z.center.abs() + z.radius
+
+
+def _unless_overflow(radius: Tensor, largest: Tensor) -> Tensor:
+    """Beyond 2^120 an intermediate value may reach 2^128, where binary32 overflows and every error bound ends."""
+    return torch.where(largest < LARGEST, radius, torch.inf)
+
+
+def _widened(z: Interval, roundings: int) -> Interval:
+    """The result of an operation whose terms are as large as the result, rounded so many times."""
+    size = _magnitude(z)
+    return Interval(z.center, _unless_overflow(z.radius + gamma(roundings) * size + UNDERFLOW * (1 + size), size))
+
+
+# --- affine layers, with and without BatchNorm -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """BatchNorm as a (x - mean) + beta; without BatchNorm a is 1, mean and beta are 0.
+
+    `size` is not below |a|, |gamma|, 1/sqrt(var + eps) and 1: what an underflow may be multiplied with.
+    """
+
+    scale: Tensor
+    mean: Tensor
+    beta: Tensor
+    size: Tensor
+
+
+def _affine(layer: Any, z: Interval, norm: _Norm | None) -> Interval:
+    weight = layer.weight
+    bias = layer.bias if layer.bias is not None else weight.new_zeros(len(weight))
+    one = torch.ones_like(bias)
+    norm = norm or _Norm(one, 0 * one, 0 * one, one)
+    g = gamma(weight[0].numel() + BATCH_NORM_ROUNDINGS)
+    center = _product(layer, z.center, weight)
+    spread = _product(layer, (1 + g) * z.radius + g * z.center.abs(), weight.abs())
+    shape = (1, -1, *[1] * (center.dim() - 2))
+    a, mean, beta, b = (t.view(shape) for t in (norm.scale, norm.mean, norm.beta, bias))
+    constants = g * (a.abs() * (b.abs() + mean.abs()) + beta.abs())
+    largest = _largest(weight, bias, norm, z).view(-1, *[1] * (center.dim() - 1))
+    radius = _unless_overflow(a.abs() * spread + constants + UNDERFLOW * largest, largest)
+    return Interval(a * (center + b - mean) + beta, radius)
+
+
+def _largest(weight: Tensor, bias: Tensor, norm: _Norm, z: Interval) -> Tensor:
+    """Per image, a bound of every intermediate value; 2^-120 of it also pays for all underflow on the way."""
+    reach = _magnitude(z).flatten(1).amax(1)
+    output = weight[0].numel() * (1 + reach) * (1 + weight.abs().max()) + bias.abs().max() + norm.mean.abs().max()
+    return norm.size.max() * output + norm.beta.abs().max()
+
+
+def _product(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+    return convolve(layer, x, weight, None) if isinstance(layer, nn.Conv2d) else F.linear(x, weight)
+
+
+@rounded_rule(nn.Linear, nn.Conv2d)
+def affine(layer: Any, z: Interval) -> Interval:
+    return _affine(layer, z, None)
+
+
+@rounded_rule(BATCH_NORM)
+def batch_norm(norm: Any, layer: nn.Module | None, z: Interval, mean: Tensor, var: Tensor) -> Interval:
+    """With the affine layer before it, or alone: then a product with one weight a channel."""
+    parts = _norm_parts(norm, mean, var)
+    if layer is not None:
+        return _affine(layer, z, parts)
+    shape = (1, -1, *[1] * (z.center.dim() - 2))
+    a, mean, beta, size = (t.view(shape) for t in (parts.scale, parts.mean, parts.beta, parts.size))
+    g = gamma(1 + BATCH_NORM_ROUNDINGS)
+    error = g * (a.abs() * (_magnitude(z) + mean.abs()) + beta.abs())
+    largest = size * (1 + _magnitude(z) + mean.abs()) + beta.abs()
+    radius = a.abs() * z.radius + error + 12 * UNDERFLOW * largest
+    return Interval(a * (z.center - mean) + beta, _unless_overflow(radius, largest))
+
+
+def _norm_parts(norm: Any, mean: Tensor, var: Tensor) -> _Norm:
+    """Any BatchNorm-like layer as a (x - mean) + beta: its affine map without a mean has shift beta."""
+    scale, beta = scale_and_shift_of(norm, torch.zeros_like(mean), var)
+    centers = getattr(norm, "center", True)
+    weight = norm.weight if norm.weight is not None else torch.ones_like(mean)
+    size = (1 + weight.abs()) * (1 + torch.rsqrt(var + norm.eps))
+    return _Norm(scale, mean if centers else torch.zeros_like(mean), beta, size)
+
+
+# --- operations that round nothing, and the others -------------------------------------------------------------------
+
+# They copy or compare values, so the plain rule already bounds what is computed.
+EXACT = (
+    nn.ReLU, F.relu, torch.relu, "relu", nn.MaxPool2d, F.max_pool2d, nn.Flatten, torch.flatten, "flatten", "view",
+    "reshape", torch.reshape, "contiguous", nn.Identity, nn.Dropout, operator.neg, torch.neg, torch.cat, torch.concat,
+)  # fmt: skip
+ROUNDED.update({op: rules.RULES[op] for op in EXACT})
+
+
+@rounded_rule(operator.add, torch.add, "add", operator.iadd)
+def add(x: Any, y: Any) -> Interval:
+    """One rounding of the sum, one of a constant that float32 does not hold."""
+    z = rules.add(x, y)
+    size = sum(_magnitude(v) if isinstance(v, Interval) else torch.as_tensor(v).abs() for v in (x, y))
+    return Interval(z.center, z.radius + gamma(2) * size)
+
+
+@rounded_rule(operator.sub, torch.sub, "sub", operator.isub)
+def subtract(x: Any, y: Any) -> Interval:
+    return add(x, rules.negate(y) if isinstance(y, Interval) else -y)
+
+
+@rounded_rule(operator.mul, torch.mul, "mul", operator.imul)
+def multiply(x: Any, y: Any) -> Interval:
+    """The product, and the constant."""
+    return _widened(rules.multiply(x, y), 3)
+
+
+@rounded_rule(operator.truediv, torch.div, "div")
+def divide(x: Any, y: Any) -> Interval:
+    """A quotient, or a product with the reciprocal; and the constant."""
+    return _widened(rules.divide(x, y), 4)
+
+
+@rounded_rule(nn.LeakyReLU)
+def leaky_relu(layer: nn.LeakyReLU, z: Interval) -> Interval:
+    return _widened(rules.leaky_relu(layer, z), 3)
+
+
+@rounded_rule(F.leaky_relu)
+def leaky_relu_function(z: Interval, negative_slope: float = 0.01, inplace: bool = False) -> Interval:
+    return _widened(rules.leaky_relu_function(z, negative_slope), 3)
+
+
+@rounded_rule(nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+def average_pool(layer: nn.Module, z: Interval) -> Interval:
+    return _averaged(layer, z)
+
+
+@rounded_rule(F.avg_pool2d)
+def average_pool_function(z: Interval, *args: Any, **kwargs: Any) -> Interval:
+    return _averaged(lambda x: F.avg_pool2d(x, *args, **kwargs), z)
+
+
+@rounded_rule(F.adaptive_avg_pool2d)
+def adaptive_average_pool_function(z: Interval, output_size: Any) -> Interval:
+    return _averaged(lambda x: F.adaptive_avg_pool2d(x, output_size), z)
+
+
+def _averaged(pool: Callable[[Tensor], Tensor], z: Interval) -> Interval:
+    """A sum of at most the whole image, then a quotient; the terms' sizes are averaged, not the average's size."""
+    size = pool(_magnitude(z)).abs()
+    roundings = z.center.shape[-1] * z.center.shape[-2] + 3
+    radius = pool(z.radius).abs() + gamma(roundings) * size + UNDERFLOW * (1 + size)
+    return Interval(pool(z.center), _unless_overflow(radius, size))
+
+
+# --- margins ---------------------------------------------------------------------------------------------------------
+
+
+def rounded_margins(graph: Graph, box: Interval, labels: Tensor) -> Tensor:
+    """Image by class, what is left of z_y - z_j after all rounding errors; the label's own column is +inf.
+
+    A positive entry proves that the float32 logits keep their order, in any order of summation.
+    """
+    classifier = graph.classifier
+    if classifier is None:
+        output = propagate(graph, box, rules=ROUNDED).output
+        margins = output.lower.gather(1, labels.unsqueeze(1)) - output.upper
+        margins = margins - SCALE_SHARE * (_magnitude(output) + _magnitude(output).gather(1, labels.unsqueeze(1)))
+        return margins.scatter(1, labels.unsqueeze(1), torch.inf)
+    features = propagate(graph, box, keep=(classifier.inputs[0],), rules=ROUNDED).kept[classifier.inputs[0]]
+    return merged_margins(classifier.module, features, labels)
+
+
+def merged_margins(layer: Any, features: Interval, labels: Tensor) -> Tensor:
+    """The last layer's rows subtracted for the bound, but not for its error: that is of two logits, each rounded."""
+    weight = layer.weight
+    bias = layer.bias if layer.bias is not None else weight.new_zeros(len(weight))
+    logits = F.linear(features.center, weight, bias)
+    exact_part = logits.gather(1, labels.unsqueeze(1)) - logits
+    rows = (weight[labels].unsqueeze(1) - weight).abs()
+    spread = torch.einsum("bkn,bn->bk", rows, features.radius)
+    sizes = F.linear(_magnitude(features), weight.abs(), bias.abs())
+    scale = sizes.gather(1, labels.unsqueeze(1)) + sizes
+    n = weight.shape[1]
+    one = torch.ones_like(bias)
+    largest = _largest(weight, bias, _Norm(one, 0 * one, 0 * one, one), features).unsqueeze(1)
+    error = _unless_overflow((gamma(n + 2) + SCALE_SHARE) * scale + 2 * UNDERFLOW * largest, largest)
+    margins: Tensor = exact_part - spread - error
+    return margins.scatter(1, labels.unsqueeze(1), torch.inf)

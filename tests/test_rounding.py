@@ -1,0 +1,296 @@
+"""Rounding: what float32 really computes stays inside, and what it can flip is not certified rigorously."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import image_plans, network, vector_plans
+from torch import Tensor, nn
+
+from certtool import catalog
+from certtool.bounds import Interval, certified_mask, graph_of, margin_bounds, propagate, relu_inputs, rounding
+from certtool.bounds.box import (
+    inner_edges,
+    inner_edges_of_floats,
+    outer_edges,
+    outer_edges_by_image,
+    outer_edges_of_floats,
+)
+from certtool.bounds.rounding import ROUNDED, has_rounded_rules, rounded_margins
+from certtool.models import build
+
+
+def double(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).double()
+
+
+def cancelling_batch_norm(size: float = 2.0**20) -> nn.Module:
+    """Bias and running mean are huge and equal: over the reals they vanish, in float32 they eat the signal."""
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, eps=0.0), nn.ReLU(), nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[0.01, 0.01, 0.01, 0.01], [0.0, 0.0, 0.0, 0.0]]))
+        model[0].bias.copy_(torch.tensor([size, 0.02]))
+        model[1].running_mean.copy_(torch.tensor([size, 0.0]))
+        model[3].weight.copy_(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
+        model[3].bias.zero_()
+    return model
+
+
+def nearly_equal_rows(size: float = 4096.0) -> nn.Module:
+    """Two classifier rows that differ in their last bits: each logit is rounded far more coarsely than they differ."""
+    model = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 2)).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        row = torch.rand(64) * size
+        model[2].weight.copy_(torch.stack([row, row]))
+        model[2].weight[0] += torch.rand(64) * 2e-4 * (size / 4096)
+        model[2].bias.zero_()
+        model[0].bias.fill_(1.0)
+    return model
+
+
+# --- the box ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [16, 255])
+@pytest.mark.parametrize("eps", [Fraction(0), Fraction(1, 10), Fraction(8, 255), Fraction(1, 3), Fraction(1)])
+def test_edges_are_on_the_right_side_of_the_rationals(scale: int, eps: Fraction) -> None:
+    images = torch.arange(scale + 1, dtype=torch.uint8).view(-1, 1, 1, 1)
+    outer, inner = outer_edges(images, scale, eps), inner_edges(images, scale, eps)
+    by_image = outer_edges_by_image(images, scale, torch.full((scale + 1,), float(eps), dtype=torch.float64))
+    for k in range(scale + 1):
+        low, high = max(Fraction(k, scale) - eps, Fraction(0)), min(Fraction(k, scale) + eps, Fraction(1))
+        given = Fraction(float(np.float32(k) / np.float32(scale)))
+        assert Fraction(float(outer.lower[k])) <= min(low, given)
+        assert Fraction(float(outer.upper[k])) >= max(high, given)
+        if eps > 0:
+            assert low <= Fraction(float(inner.lower[k])) <= Fraction(float(inner.upper[k])) <= high
+        if Fraction(float(eps)) == eps:
+            assert Fraction(float(by_image.lower[k])) <= min(low, given)
+            assert Fraction(float(by_image.upper[k])) >= max(high, given)
+    ball = outer.interval()
+    assert (ball.center - ball.radius <= outer.lower).all()
+    assert (ball.center + ball.radius >= outer.upper).all()
+
+
+@given(st.floats(0, 1, width=32), st.fractions(0, Fraction(1, 2), max_denominator=10**6))
+def test_edges_of_floats(value: float, eps: Fraction) -> None:
+    x = torch.tensor([[[[value]]]])
+    outer, inner = outer_edges_of_floats(x, eps), inner_edges_of_floats(x, eps)
+    low, high = max(Fraction(value) - eps, Fraction(0)), min(Fraction(value) + eps, Fraction(1))
+    assert Fraction(float(outer.lower)) <= low
+    assert Fraction(float(outer.upper)) >= high
+    assert low <= Fraction(float(inner.lower)) <= Fraction(value) <= Fraction(float(inner.upper)) <= high
+
+
+# --- the layers ------------------------------------------------------------------------------------------------------
+
+
+def stays_inside(model: nn.Module, x: Tensor) -> None:
+    """At eps 0 the interval of every ReLU input and of the output is the rounding term alone."""
+    graph = graph_of(double(model))
+    sources = set(relu_inputs(graph).values())
+    edges = Interval(x.double(), torch.zeros_like(x, dtype=torch.float64))
+    bounds = propagate(graph, edges, keep=sources | {graph.output}, rules=ROUNDED)
+    seen: dict[str, Tensor] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if name in bounds.kept:
+            handles.append(
+                module.register_forward_hook(lambda m, a, out, name=name: seen.__setitem__(name, out.clone()))
+            )
+    for batch in (1, 2, 16, 128):
+        for memory in (torch.contiguous_format, torch.channels_last):
+            part = x[:batch].contiguous(memory_format=memory) if x.dim() == 4 else x[:batch]
+            with torch.no_grad():
+                model.to(memory_format=memory)(part)
+            for name, value in seen.items():
+                interval = bounds.kept[name]
+                error = (value.double() - interval.center[:batch]).abs()
+                assert (error <= interval.radius[:batch]).all(), (name, batch, memory, float(error.max()))
+    for handle in handles:
+        handle.remove()
+    assert len(seen) >= 1
+
+
+@pytest.mark.parametrize("mode", ["full", "none", "center", "scale"])
+def test_torch_never_leaves_the_rounding_term(mode: str) -> None:
+    arguments = catalog.Cnn7(arch="cnn7", width=4, hidden=32, batch_norm=mode)  # type: ignore[arg-type]
+    model = build(arguments, catalog.DATASETS["cifar10"], "kaiming-normal", seed=1)
+    model.train()
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.rand(32, 3, 32, 32))
+    stays_inside(model.eval(), torch.rand(128, 3, 32, 32))
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**10, 2.0**20])
+def test_torch_never_leaves_it_where_bias_and_mean_cancel(size: float) -> None:
+    arguments = catalog.WideResnet(arch="wide_resnet", width=4, widen=1, hidden=32)
+    model = build(arguments, catalog.DATASETS["digits"], "kaiming-normal", seed=2).eval()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.bias += size
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                module.running_mean += size
+                module.running_var.uniform_(0.1, 2.0)
+    stays_inside(model, torch.rand(128, 1, 8, 8))
+
+
+@given(image_plans, vector_plans, st.integers(0, 2**20))
+@settings(max_examples=25)
+def test_every_operation_has_a_term_that_holds(images: list[str], vectors: list[str], seed: int) -> None:
+    model = network(images, vectors, seed).float()
+    assert has_rounded_rules(graph_of(double(model)))
+    x = torch.rand(4, 2, 6, 6, generator=torch.Generator().manual_seed(seed))
+    output = propagate(graph_of(double(model)), Interval(x.double(), 0 * x.double()), rules=ROUNDED).output
+    with torch.no_grad():
+        for part in (x, x[:1]):
+            error = (model(part).double() - output.center[: len(part)]).abs()
+            assert (error <= output.radius[: len(part)]).all()
+    assert output.radius.max() < 1.0  # and it is not so wide as to say nothing
+
+
+def test_a_rule_without_a_term_cannot_certify_rigorously() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    from certtool.bounds.rules import RULES, rule
+
+    @rule(Odd)
+    def odd(layer: Odd, z: Interval) -> Interval:
+        return Interval(2 * z.center, 2 * z.radius)
+
+    try:
+        assert not has_rounded_rules(graph_of(nn.Sequential(nn.Linear(2, 2), Odd())))
+    finally:
+        del RULES[Odd]
+
+
+def test_overflow_is_never_certified() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.fill_(1e30)
+        model[2].weight.copy_(torch.tensor([[1e30, 1e30], [0.0, 0.0]]))
+    x = torch.rand(3, 2)
+    margins = rounded_margins(
+        graph_of(double(model)), outer_edges_of_floats(x, Fraction(0)).interval(), torch.zeros(3).long()
+    )
+    assert not (margins > 0).all(1).any()
+
+
+# --- labels that flip by rounding ------------------------------------------------------------------------------------
+
+
+def flips(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """Where some float32 evaluation of the network changes the label: alone, in a batch, as scale and shift."""
+    with torch.no_grad():
+        wrong = model(x).argmax(1) != labels
+        for index in range(len(x)):
+            wrong[index] |= bool(model(x[index : index + 1]).argmax() != labels[index])
+    return wrong
+
+
+def exact_labels(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return double(model)(x.double()).argmax(1)
+
+
+def certified(model: nn.Module, x: Tensor, labels: Tensor, eps: Fraction, arithmetic: str) -> Tensor:
+    box = outer_edges_of_floats(x, eps).interval()
+    with torch.no_grad():
+        if arithmetic == "rigorous":
+            return (rounded_margins(graph_of(double(model)), box, labels) > 0).all(1)
+        narrow = Interval(box.center.float(), box.radius.float())
+        return certified_mask(margin_bounds(graph_of(model), narrow, labels), labels)
+
+
+DELICATE = {"cancelling bias and mean": (cancelling_batch_norm, 4), "nearly equal rows": (nearly_equal_rows, 3)}
+
+
+@pytest.mark.parametrize("name", DELICATE)
+def test_what_rounding_flips_is_not_certified_rigorously(name: str) -> None:
+    make, features = DELICATE[name]
+    model, x = make(), torch.rand(200, features, generator=torch.Generator().manual_seed(3))
+    labels = exact_labels(model, x)
+    flipped = flips(model, x, labels)
+    assert flipped.any(), "the example is not delicate enough"
+    eps = Fraction(1, 10**6)
+    assert not (certified(model, x, labels, eps, "rigorous") & flipped).any()
+    # Interval bounds in float32 fold BatchNorm and merge rows, and so prove labels that float32 does not give.
+    assert (certified(model, x, labels, eps, "float32") & flipped).any()
+
+
+def check_delicate() -> None:
+    for make, features in DELICATE.values():
+        model, x = make(), torch.rand(200, features, generator=torch.Generator().manual_seed(3))
+        labels = exact_labels(model, x)
+        assert not (certified(model, x, labels, Fraction(1, 10**6), "rigorous") & flips(model, x, labels)).any()
+
+
+# --- mutations that these tests must catch ---------------------------------------------------------------------------
+
+
+def without_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "gamma", lambda roundings: 0.0)
+
+
+def from_folded_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The term of |a (b - mu) + beta| instead of |a| (|b| + |mu|) + |beta|: what folding first would give."""
+    original = rounding._affine
+
+    def folded(layer: object, z: Interval, norm: object) -> Interval:
+        if norm is None:
+            return original(layer, z, norm)  # type: ignore[arg-type]
+        plain = copy.deepcopy(layer)
+        scale = norm.scale  # type: ignore[attr-defined]
+        rows = scale.view(-1, *[1] * (plain.weight.dim() - 1))  # type: ignore[attr-defined]
+        bias = scale * (plain.bias - norm.mean) + norm.beta  # type: ignore[attr-defined]
+        with torch.no_grad():
+            plain.weight.mul_(rows)  # type: ignore[attr-defined]
+            plain.bias.copy_(bias)  # type: ignore[attr-defined]
+        return original(plain, z, None)
+
+    monkeypatch.setattr(rounding, "_affine", folded)
+
+
+def from_merged_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The term of |W_y - W_j| instead of |W_y| + |W_j|."""
+
+    def merged(layer: nn.Linear, features: Interval, labels: Tensor) -> Tensor:
+        rows = layer.weight[labels].unsqueeze(1) - layer.weight
+        bias = layer.bias[labels].unsqueeze(1) - layer.bias
+        size = features.center.abs() + features.radius
+        exact = torch.einsum("bkn,bn->bk", rows, features.center) + bias
+        spread = torch.einsum("bkn,bn->bk", rows.abs(), features.radius)
+        error = rounding.gamma(layer.in_features + 2) * torch.einsum("bkn,bn->bk", rows.abs(), size)
+        return (exact - spread - error).scatter(1, labels.unsqueeze(1), torch.inf)
+
+    monkeypatch.setattr(rounding, "merged_margins", merged)
+
+
+MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "rounding term removed": without_term,
+    "taken from the folded bias": from_folded_bias,
+    "taken from merged rows": from_merged_rows,
+}
+
+
+def test_unmutated_the_check_passes() -> None:
+    check_delicate()
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[name](monkeypatch)
+    with pytest.raises(AssertionError):
+        check_delicate()
