@@ -14,11 +14,13 @@ Folding BatchNorm into W first and bounding that would understate the error: a (
 cancel, while their rounding errors do not. The same holds for margins: |W_y - W_j| is small where |W_y| + |W_j| is not.
 
 The excess of u over 2^-24 pays for the float64 arithmetic here: it adds 2^-20 of a float32 rounding to every term, and
-float64 makes errors of 2^-29 of one. Outside the claim: Winograd and FFT convolution, TF32, bf16, autocast.
+float64 makes errors of 2^-29 of one. Outside the claim: Winograd and FFT convolution, TF32, bf16, autocast, and a
+convolution that accumulates on top of its residual shortcut.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ from certtool.bounds.rules import BATCH_NORM, Rule, RuleTable, convolve, rule_fo
 UNIT = 2.0**-24 * (1 + 2.0**-20)
 UNDERFLOW = 2.0**-120  # a product, or an operand, below float32's normal range may be flushed to 0: 2^-126, with room
 LARGEST = 2.0**120
+OWN = 2.0**-51
 BATCH_NORM_ROUNDINGS = 12
 # A margin this small against its scale could come out otherwise in another float64 summation order.
 SCALE_SHARE = 1e-9
@@ -47,7 +50,8 @@ ROUNDED: RuleTable = {}
 
 def gamma(roundings: int) -> float:
     """The relative error of a term that was rounded so many times (Higham, Accuracy and Stability, section 3.1)."""
-    return roundings * UNIT / (1 - roundings * UNIT)
+    product = roundings * UNIT
+    return product / (1 - product) if product < 1 else math.inf  # a sum too long for float32 proves nothing
 
 
 def rounded_rule(*ops: Any) -> Callable[[RuleT], RuleT]:
@@ -158,12 +162,37 @@ def _norm_parts(norm: Any, mean: Tensor, var: Tensor) -> _Norm:
 
 # --- operations that round nothing, and the others -------------------------------------------------------------------
 
-# They copy or compare values, so the plain rule already bounds what is computed.
-EXACT = (
-    nn.ReLU, F.relu, torch.relu, "relu", nn.MaxPool2d, F.max_pool2d, nn.Flatten, torch.flatten, "flatten", "view",
-    "reshape", torch.reshape, "contiguous", nn.Identity, nn.Dropout, operator.neg, torch.neg, torch.cat, torch.concat,
+# They copy values, so the plain rule already bounds what is computed.
+COPIES = (
+    nn.Flatten, torch.flatten, "flatten", "view", "reshape", torch.reshape, "contiguous", nn.Identity, nn.Dropout,
+    operator.neg, torch.neg, torch.cat, torch.concat,
 )  # fmt: skip
-ROUNDED.update({op: rules.RULES[op] for op in EXACT})
+ROUNDED.update({op: rules.RULES[op] for op in COPIES})
+
+
+def _outward(z: Interval) -> Interval:
+    """Room for the float64 rounding of c - r and c + r, where an edge may be far smaller than either."""
+    return Interval(z.center, z.radius + OWN * _magnitude(z))
+
+
+@rounded_rule(nn.ReLU)
+def relu(layer: nn.ReLU, z: Interval) -> Interval:
+    return rules.relu(layer, _outward(z))
+
+
+@rounded_rule(nn.MaxPool2d)
+def max_pool(layer: nn.MaxPool2d, z: Interval) -> Interval:
+    return rules.max_pool(layer, _outward(z))
+
+
+@rounded_rule(F.relu, torch.relu, "relu")
+def relu_function(z: Interval, inplace: bool = False) -> Interval:
+    return rules.relu_function(_outward(z))
+
+
+@rounded_rule(F.max_pool2d)
+def max_pool_function(z: Interval, *args: Any, **kwargs: Any) -> Interval:
+    return rules.max_pool_function(_outward(z), *args, **kwargs)
 
 
 @rounded_rule(operator.add, torch.add, "add", operator.iadd)

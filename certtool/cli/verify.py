@@ -21,8 +21,9 @@ from certtool.errors import InputError
 
 if TYPE_CHECKING:
     from certtool.checkpoint import Checkpoint
+    from certtool.data import Split
     from certtool.report.screen import Screen
-    from certtool.verification import LadderSettings
+    from certtool.verification import LadderSettings, VerifyReport
 
 EXAMPLES = """Examples:
 
@@ -80,6 +81,7 @@ def verify(
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="Write the certificate.")
     ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report to look at.")] = None,
     recheck: Annotated[
         Path | None, typer.Option("--recheck", metavar="FILE", help="Check a certificate again.", rich_help_panel=OTHER)
     ] = None,
@@ -131,6 +133,8 @@ def verify(
             device=device_for(device), progress=progress, warn=screen.note,
         )  # fmt: skip
     show_verify(screen, report)
+    if html is not None:
+        _write_page(screen, checkpoint, source, report, html)
     if certificate is not None:
         write_certificate(report, certificate)
         screen.note(f"certificate: {certificate}")
@@ -139,6 +143,15 @@ def verify(
         worst = min(result.certified_accuracy for result in report.results)
         screen.note(f"certified accuracy {worst:.4f} is below {fail_under}")
         raise typer.Exit(1)
+
+
+def _write_page(screen: Screen, checkpoint: Checkpoint, split: Split, report: VerifyReport, file: Path) -> None:
+    from certtool.files import write_atomically
+    from certtool.report.html import verify_page
+
+    page = verify_page(report, split, lambda image: int(checkpoint.model(image.unsqueeze(0)).argmax()))
+    write_atomically(file, page.encode())
+    screen.note(f"report: {file}")
 
 
 def _check_choices(method: str, arithmetic: str, split: str, fail_under: float | None) -> None:
@@ -218,7 +231,7 @@ def _one_image(
 def _radius(
     screen: Screen,
     checkpoint: Checkpoint,
-    split: object,
+    split: Split,
     images: int | None,
     indices: list[int] | None,
     settings: LadderSettings,
@@ -230,7 +243,7 @@ def _radius(
     from certtool.verification.images import choose
     from certtool.verification.ladder import Ladder
 
-    chosen = choose(split, images, indices)  # type: ignore[arg-type]
+    chosen = choose(split, images, indices)
     ladder = Ladder(checkpoint.model, chosen, replace(settings, method="ibp"), warn=screen.note)
     with screen.progress("bisection") as progress:
         radii = largest_radii(ladder, chosen, progress)
@@ -238,7 +251,7 @@ def _radius(
 
 
 def _recheck(
-    screen: Screen, checkpoint: Checkpoint, split: object, file: Path, sample: int | None, settings: LadderSettings
+    screen: Screen, checkpoint: Checkpoint, split: Split, file: Path, sample: int | None, settings: LadderSettings
 ) -> None:
     from certtool.report.tables import show_recheck
     from certtool.verification.recheck import recheck
@@ -246,7 +259,7 @@ def _recheck(
     if sample is not None and sample < 1:
         raise InputError(f"--sample {sample}", "at least 1")
     with screen.rungs() as progress:
-        outcome = recheck(checkpoint, split, file, sample=sample, settings=settings, progress=progress)  # type: ignore[arg-type]
+        outcome = recheck(checkpoint, split, file, sample=sample, settings=settings, progress=progress)
     show_recheck(screen, outcome)
     if outcome.differences:
         raise typer.Exit(1)

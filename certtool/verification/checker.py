@@ -1,8 +1,8 @@
 """The proofs a second time, in NumPy alone: what a third party runs to re-check a certificate.
 
 Nothing is shared with the code that certifies: the file is parsed here, the convolution is written here, the bounds are
-derived here. Two engines: `rigorous_margins` bounds what binary32 arithmetic computes, `crown_ibp_margins` what exact
-arithmetic would.
+derived here. `rigorous_margins` bounds what binary32 arithmetic computes, `interval_margins` and `crown_ibp_margins`
+what exact arithmetic would.
 
 The claim of `rigorous_margins`: every evaluation in IEEE binary32, round to nearest (subnormals kept or flushed), whose
 dot products are multiplications or FMAs and additions in any order, with BatchNorm as written, as scale and shift, or
@@ -342,12 +342,13 @@ class Ball:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a bound allows for: relative error of an operation, underflow of one, overflow, our own float64 on edges."""
+    """What a bound allows for."""
 
-    unit: float
-    tiny: float
-    largest: float
-    own: float
+    unit: float  # relative error of an operation
+    tiny: float  # absolute error of one that underflows, many times over
+    largest: float  # magnitude below which nothing overflows
+    own: float  # relative error of our own float64 where edges are taken
+    reserve: float  # share of its scale that a margin must exceed
 
     def gamma(self, count: int) -> float:
         """|(1 + d_1)^(+-1) ... (1 + d_k)^(+-1) - 1| <= k u / (1 - k u) for |d_i| <= u, if k u < 1 (Higham, 3.1)."""
@@ -356,13 +357,14 @@ class Rounding:
 
 
 # Exact arithmetic: every term of rounding vanishes.
-EXACT = Rounding(unit=0.0, tiny=0.0, largest=math.inf, own=0.0)
+EXACT = Rounding(unit=0.0, tiny=0.0, largest=math.inf, own=0.0, reserve=0.0)
 # binary32. The factor 1 + 2^-20 pays for our own float64: a bound with k roundings of ours beside k of theirs is off by
 # k 2^-53 of the same absolute sum, and gamma_k exceeds k 2^-24 of it by k 2^-44, 512 times as much.
 # `tiny` is 64 times 2^-126, the most an operation loses to underflow when subnormals are flushed (kept: 2^-150).
 # `largest`: values bounded by 2^120 are far from 2^128, where binary32 overflows and every error bound ends.
 # `own`: c + r and (l + u)/2 take two or three roundings of 2^-53 each; four are paid.
-BINARY32 = Rounding(unit=2.0**-24 * (1 + 2.0**-20), tiny=2.0**-120, largest=2.0**120, own=2.0**-51)
+# `reserve`: another order of our own float64 sums cannot turn a proof around.
+BINARY32 = Rounding(unit=2.0**-24 * (1 + 2.0**-20), tiny=2.0**-120, largest=2.0**120, own=2.0**-51, reserve=1e-9)
 
 
 def _ball(lower: Array, upper: Array, rounding: Rounding) -> Ball:
@@ -383,13 +385,15 @@ def _relu(ball: Ball, rounding: Rounding) -> Ball:
 
 
 def _sum(one: Ball, other: Ball, rounding: Rounding) -> Ball:
-    """fl(p + q) = (p + q)(1 + d), |d| <= u, and |p + q| <= |c_p + c_q| + r_p + r_q.
+    """fl(p + q) = (p + q)(1 + d), |d| <= u: an error of at most u |p + q|.
 
-    A flushed operand or result costs 3 x 2^-126. No test for overflow: p comes out of an affine layer, which bounds it
-    by 2^120, and q from one too or from a chain of such sums, whose value the next affine layer tests.
+    More is paid, gamma_2 (|p| + |q|), what `p + alpha q` needs: a certificate's margin is defined with that term, and
+    two implementations can only be compared digit by digit if they bound the same thing. A flushed operand or result
+    costs 3 x 2^-126. No test for overflow: p comes out of an affine layer, which bounds it by 2^120, and q from one too
+    or from a chain of such sums, whose value the next affine layer tests.
     """
-    total = Ball(one.center + other.center, one.radius + other.radius)
-    return Ball(total.center, total.radius + rounding.unit * total.reach + rounding.tiny)
+    error = rounding.gamma(2) * (one.reach + other.reach) + rounding.tiny
+    return Ball(one.center + other.center, one.radius + other.radius + error)
 
 
 def _normalize(network: Network, ball: Ball, rounding: Rounding) -> Ball:
@@ -493,21 +497,31 @@ def forward(network: Network, x: Array) -> Array:
     return logits
 
 
-# --- rigorous margins ------------------------------------------------------------------------------------------------
+# --- interval margins ------------------------------------------------------------------------------------------------
 
 
 def rigorous_margins(network: Network, lower: Array, upper: Array, labels: Integers) -> Array:
     """Per image, what z_y - z_j is guaranteed to exceed, least over j, for every binary32 evaluation in the box.
 
-    Already subtracted: all rounding, and 1e-9 of the margin's scale so that another order of our own sums cannot turn
-    a proof around. NaN or infinite where nothing can be said; ask `proven`.
+    Already subtracted: all rounding, and the reserve of 1e-9 of the margin's scale. NaN or infinite where nothing can
+    be said; ask `proven`.
     """
+    return _interval_margins(network, lower, upper, labels, BINARY32)
+
+
+def interval_margins(network: Network, lower: Array, upper: Array, labels: Integers) -> Array:
+    """The same over the reals, evaluated in float64: no rounding of the network, no reserve."""
+    return _interval_margins(network, lower, upper, labels, EXACT)
+
+
+def _interval_margins(network: Network, lower: Array, upper: Array, labels: Integers, rounding: Rounding) -> Array:
     _check(network, lower, upper, labels)
     margins = np.empty(len(labels))
     with np.errstate(over="ignore", invalid="ignore"):
         for batch in _batches(len(labels), _BATCH):
-            ball = _normalize(network, _ball(lower[batch], upper[batch], BINARY32), BINARY32)
-            margins[batch] = _least_margin(network.classifier, _through(network.layers, ball, BINARY32), labels[batch])
+            ball = _normalize(network, _ball(lower[batch], upper[batch], rounding), rounding)
+            ball = _through(network.layers, ball, rounding)
+            margins[batch] = _least_margin(network.classifier, ball, labels[batch], rounding)
     return margins
 
 
@@ -516,7 +530,7 @@ def proven(margins: Array) -> npt.NDArray[np.bool_]:
     return np.isfinite(margins) & (margins > 0)
 
 
-def _least_margin(classifier: Affine, ball: Ball, labels: Integers) -> Array:
+def _least_margin(classifier: Affine, ball: Ball, labels: Integers, rounding: Rounding) -> Array:
     """The least of the margins, each below what binary32 makes of z_y - z_j.
 
     The network computes z_y and z_j apart, each with n + 1 roundings on its own |w||x|, so the error is
@@ -529,8 +543,8 @@ def _least_margin(classifier: Affine, ball: Ball, labels: Integers) -> Array:
     size = ball.reach @ np.abs(weight).T + np.abs(bias)
     scale = np.take_along_axis(size, labels[:, None].astype(np.intp), axis=1) + size
     magnitude = _magnitude(classifier, _scaling(classifier), ball)
-    error = BINARY32.gamma(weight.shape[1] + 2) * scale + 2 * BINARY32.tiny * magnitude
-    margins = real - _unless_overflow(magnitude, error, BINARY32) - 1e-9 * scale
+    error = rounding.gamma(weight.shape[1] + 2) * scale + 2 * rounding.tiny * magnitude
+    margins = real - _unless_overflow(magnitude, error, rounding) - rounding.reserve * scale
     margins[np.arange(len(labels)), labels] = np.inf
     return np.asarray(margins.min(axis=1))
 

@@ -150,8 +150,8 @@ class Ladder:
         )
 
     def _intervals(self, eps: Epsilon, verdicts: list[ImageVerdict]) -> None:
-        """Everything but what is misclassified or already proven at the best grade."""
-        rows = [r for r, v in enumerate(verdicts) if v.verdict == "unknown" or v.grade not in (None, self.arithmetic)]
+        """Everything but what is misclassified; a proof at a larger radius gets its own margin here where it can."""
+        rows = [row for row, image in enumerate(verdicts) if image.verdict != "misclassified"]
         for batch in self._batches(torch.tensor(rows, dtype=torch.long), self.settings.batch_size, "ibp"):
             margins = self.interval_margins(batch, self.images.outer(batch, eps.value).interval())
             for row, margin in zip(batch.tolist(), margins.tolist(), strict=True):

@@ -175,10 +175,18 @@ class _Check:
         self.not_looked_at += len(rows) - len(chosen)
         self._intervals(result, chosen)
         for rung in RELAXATIONS:
-            self._relaxation(rung, result, [row for row in chosen if row.rung == rung])
+            self._relaxation(
+                rung, result, [row for row in chosen if row.rung == rung and not self._carried(row, result)]
+            )
         certified = [row for row in rows if row.verdict == "certified"]
         count = min(ATTACKED if self.sample is None else self.sample, len(certified))
         self._attack(result, self.draw.sample(certified, count))
+
+    def _carried(self, row: _Row, result: ResultPart) -> bool:
+        """The very same proof, with the same margin, stands at a larger radius, where it is checked."""
+        radius = Epsilon.parse(result.eps).value
+        larger = [r for r in self.loaded.certificate.results if Epsilon.parse(r.eps).value > radius]
+        return any(row in _rows_of(other) for other in larger)
 
     def _box(self, rows: list[_Row], eps: str) -> tuple[Any, Any, Any]:
         indices = [row.index for row in rows]
