@@ -72,30 +72,22 @@ def test_help_has_examples(command: str, cli: Cli) -> None:
     assert f"certtool {command} " in text
 
 
-def test_verify(small_run: Path, cli: Cli) -> None:
-    report = json.loads(cli("verify", small_run, "--eps", "0.1", "--eps", "1/100", "--json").stdout)
-    assert report["schema"] == "certtool.verify/1"
-    assert [result["eps"] for result in report["results"]] == ["0.1", "1/100"]
-    for result in report["results"]:
-        assert sum(result["counts"].values()) == report["images"] == 359
-        assert result["certified_accuracy"] <= result["clean_accuracy"]
-    assert report["results"][0]["certified_accuracy"] <= report["results"][1]["certified_accuracy"]
+def test_verify_agrees_with_the_last_epoch(small_run: Path, cli: Cli) -> None:
+    command = ("verify", small_run, "--method", "ibp", "--arithmetic", "float32", "--no-attack", "--json")
+    (result,) = json.loads(cli(*command).stdout)["results"]
     lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
-    assert report["results"][0]["certified_accuracy"] == lines[-1]["test_certified_accuracy"]
-    text = cli("verify", small_run, "--images", "50").stdout
-    assert "50 test images of digits" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert text.isascii()
+    assert result["certified_accuracy"] == lines[-1]["test_certified_accuracy"]
+    assert result["clean_accuracy"] == lines[-1]["test_clean_accuracy"]
 
 
-def test_verify_equals_an_independent_recount(small_run: Path) -> None:
+def test_verify_equals_an_independent_recount(robust_run: Path) -> None:
     import torch
 
     from certtool.data import load_split
 
-    loaded, split = certtool.load(small_run), load_split("digits", "test")
+    loaded, split = certtool.load(robust_run), load_split("digits", "test")
     x, count = split.pixels(split.images), 0
-    lower, upper = (x - 0.1).clamp(0, 1), (x + 0.1).clamp(0, 1)
+    lower, upper = (x - 0.05).clamp(0, 1), (x + 0.05).clamp(0, 1)
     for layer in list(loaded.model.double())[:-1]:
         if hasattr(layer, "weight") and hasattr(layer, "stride"):
             plus, minus = layer.weight.clamp(min=0), layer.weight.clamp(max=0)
@@ -120,8 +112,8 @@ def test_verify_equals_an_independent_recount(small_run: Path) -> None:
         least = rows.clamp(min=0) @ low + rows.clamp(max=0) @ high + bias[y] - bias
         least[y] = torch.inf
         count += bool((least > 0).all())
-    report = certtool.verify(small_run, eps="0.1", device="cpu")
-    assert report.results[0].certified == count
+    report = certtool.verify(robust_run, eps="0.05", method="ibp", arithmetic="float32", attack=None, device="cpu")
+    assert report.results[0].count("certified") == count > 200
 
 
 def test_inspect(small_run: Path, cli: Cli) -> None:
@@ -147,7 +139,6 @@ def test_inspect(small_run: Path, cli: Cli) -> None:
         (["verify", "nothing.safetensors"], 3, "no such file"),
         (["verify", "RUN", "--eps", "8"], 2, "did you mean `8/255`?"),
         (["verify", "RUN", "--eps", "-1"], 2, "negative"),
-        (["verify", "RUN", "--images", "0"], 2, "at least 1"),
         (["verify", "RUN", "--device", "tpu"], 2, "not a device"),
         (["inspect", "RUN", "--statistics", "mean"], 2, "`running` or `batch`"),
         (["train"], 2, "which recipe?"),

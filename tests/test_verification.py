@@ -43,8 +43,8 @@ def eps(*texts: str) -> list[Epsilon]:
 
 
 @needs_lirpa
-def test_the_full_ladder_on_a_trained_model(small_run: Path) -> None:
-    checkpoint, split = certtool.load(small_run), load_split("digits", "test")
+def test_the_full_ladder_on_a_trained_model(robust_run: Path) -> None:
+    checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     settings = LadderSettings(attack=SHORT, attack_certified=20)
     radii = eps("0.02", "0.1", "0.05")
     report = verify(checkpoint, split, radii, count=80, settings=settings)
@@ -73,8 +73,8 @@ def test_the_full_ladder_on_a_trained_model(small_run: Path) -> None:
             assert int(checkpoint.model(witness.unsqueeze(0)).argmax()) != int(split.labels[index])
 
 
-def test_rigorous_is_nearly_all_of_float32(small_run: Path) -> None:
-    checkpoint, split = certtool.load(small_run), load_split("digits", "test")
+def test_rigorous_is_nearly_all_of_float32(robust_run: Path) -> None:
+    checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     reports = {
         arithmetic: verify(checkpoint, split, eps("0.1"), settings=LadderSettings("ibp", arithmetic, attack=None))  # type: ignore[arg-type]
         for arithmetic in ("rigorous", "float32")
@@ -190,10 +190,10 @@ def test_choosing_images() -> None:
 # --- the attack keeps the proofs honest ------------------------------------------------------------------------------
 
 
-def test_an_attack_that_beats_a_rigorous_proof_is_our_bug(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_that_beats_a_rigorous_proof_is_our_bug(robust_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rounding and radius thrown away everything looks certified; the attack on certified images must notice."""
     monkeypatch.setattr(ladder, "rounded_margins", lambda graph, box, labels: torch.ones(len(labels), 10).double())
-    checkpoint, split = certtool.load(small_run), load_split("digits", "test")
+    checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     with pytest.raises(Unsound, match=r"certified rigorously at eps 0.1") as caught:
         verify(checkpoint, split, eps("0.1"), settings=LadderSettings("ibp", attack=SHORT, attack_certified=300))
     assert caught.value.exit_code == 70
@@ -201,10 +201,10 @@ def test_an_attack_that_beats_a_rigorous_proof_is_our_bug(small_run: Path, monke
 
 
 def test_an_attack_that_beats_a_float32_proof_falsifies_with_a_warning(
-    small_run: Path, monkeypatch: pytest.MonkeyPatch
+    robust_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ladder, "lower_margins", lambda graph, bounds, labels: torch.ones(len(labels), 10))
-    checkpoint, split = certtool.load(small_run), load_split("digits", "test")
+    checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     settings = LadderSettings("ibp", "float32", attack=SHORT, attack_certified=300)
     report = verify(checkpoint, split, eps("0.1"), count=50, settings=settings)
     assert report.results[0].count("falsified") > 0
@@ -380,7 +380,7 @@ def test_too_little_memory_is_unknown_memory() -> None:
 
 
 def test_without_auto_lirpa_auto_goes_on_and_crown_says_how_to_install(
-    small_run: Path, cli: Cli, tmp_path: Path
+    robust_run: Path, cli: Cli, tmp_path: Path
 ) -> None:
     """A process that cannot see the package: its metadata is hidden."""
     hidden = tmp_path / "sitecustomize.py"
@@ -389,16 +389,16 @@ def test_without_auto_lirpa_auto_goes_on_and_crown_says_how_to_install(
         "    if name == 'auto_LiRPA':\n        raise m.PackageNotFoundError(name)\n    return original(name)\n"
         "m.version = version\n"
     )
-    going_on = cli("verify", small_run, "--images", "5", "--no-attack", PYTHONPATH=str(tmp_path))
+    going_on = cli("verify", robust_run, "--images", "5", "--no-attack", PYTHONPATH=str(tmp_path))
     assert going_on.returncode == 0
     assert "going on without linear relaxations" in going_on.stderr
-    explicit = cli("verify", small_run, "--images", "5", "--method", "crown", PYTHONPATH=str(tmp_path))
+    explicit = cli("verify", robust_run, "--images", "5", "--method", "crown", PYTHONPATH=str(tmp_path))
     assert explicit.returncode == 3
     assert "pip install --no-deps auto_LiRPA==0.3" in explicit.stderr
 
 
-def test_the_ladder_needs_a_known_method(small_run: Path) -> None:
-    checkpoint, split = certtool.load(small_run), load_split("digits", "test")
+def test_the_ladder_needs_a_known_method(robust_run: Path) -> None:
+    checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     images = choose(split, 2, None)
     assert Ladder(checkpoint.model, images, IBP).rungs == []
     if installed() is not None:

@@ -69,7 +69,10 @@ def accuracy_curve(points: list[dict[str, float | None]]) -> str:
             if chosen:
                 xs, ys = zip(*chosen, strict=True)
                 axes.plot(xs, [100 * y for y in ys], color=colour, marker=marker, linestyle=line, label=label)
-        axes.set(xlabel="eps (pixel units)", ylabel="images, %", ylim=(0, 103), xlim=(0, None))
+        least = min(100 * value for point in points for key, *_ in series if (value := point[key]) is not None)
+        axes.set(
+            xlabel="eps (pixel units)", ylabel="images, %", ylim=(max(0, least // 10 * 10 - 10), 102), xlim=(0, None)
+        )
         axes.legend(loc="lower left")
         return as_svg(drawn, "accuracy over eps")
 

@@ -47,6 +47,7 @@ def verify_page(report: VerifyReport, split: Split, predict: Any) -> str:
     largest = max(report.results, key=lambda result: result.eps.value)
     certified, unknown = _margins(largest)
     edges = _edges(certified + unknown)
+    certified, unknown = (np.clip(values, edges[0], edges[-1]).tolist() for values in (certified, unknown))
     points = [_point(result) for result in report.results]
     headline = f"{percent(largest.certified_accuracy)} certified at eps {largest.eps}"
     return _templates().get_template("verify.html").render(
