@@ -33,8 +33,8 @@ def test_json_has_the_public_shape(robust_run: Path, cli: Cli) -> None:
     assert document.keys() >= {"schema", "model", "dataset", "split", "images", "norm", "results", "versions"}
     (result,) = document["results"]
     assert result.keys() == {
-        "eps", "method", "arithmetic", "clean_accuracy", "attacked_accuracy", "certified_accuracy", "certified_rigorous",
-        "counts", "certified_by", "unknown_reasons", "attack", "seconds",
+        "eps", "method", "arithmetic", "clean_accuracy", "attacked_accuracy", "certified_accuracy",
+        "certified_rigorous", "counts", "certified_by", "unknown_reasons", "attack", "seconds",
     }  # fmt: skip
     assert result["attack"] == {"steps": 5, "restarts": 1, "seed": 0}
     assert sum(result["counts"].values()) == 30

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from certtool import checker
 from certtool.attack import AttackSettings, attack
 from certtool.bounds.box import Edges, inner_edges
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.epsilon import Epsilon
-from certtool.verification import checker
 from certtool.verification.certificate import Loaded, ResultPart, read_certificate
 from certtool.verification.images import choose
 from certtool.verification.ladder import RELAXATIONS, Ladder, LadderSettings, to_float32
