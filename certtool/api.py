@@ -101,7 +101,8 @@ def inspect(
 ) -> Inspection:
     """Per-layer widths, growth, difference gain and ReLU states over a batch of images in [0, 1]."""
     network = model.model if isinstance(model, Checkpoint) else model
-    return inspection.inspect(network, x, epsilon(eps), statistics=statistics)
+    title = model.header.name if isinstance(model, Checkpoint) else type(model).__name__
+    return inspection.inspect(network, x, epsilon(eps), statistics=statistics, title=title)
 
 
 def _path(value: str | Path | None) -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from certtool.errors import InputError
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+OWN_GROWTH = 1 << 30  # by how much attack and interval bounds may make the main process grow
 SHARE = 0.5  # of what is free, where the user does not say
 
 

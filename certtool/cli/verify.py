@@ -187,16 +187,17 @@ def _settings(
     time_limit: float | None,
 ) -> LadderSettings:
     from certtool.attack import AttackSettings
-    from certtool.memory import SHARE, free_memory, own_memory, parse_memory
+    from certtool.memory import OWN_GROWTH, SHARE, free_memory, own_memory, parse_memory
     from certtool.verification import LadderSettings
 
     if batch_size < 1:
         raise InputError(f"--batch-size {batch_size}", "at least 1")
     if attack is not None and (attack[0] < 1 or attack[1] < 1):
         raise InputError("an attack needs at least one step and one start", "or give `--no-attack`")
-    budget = int(free_memory() * SHARE) if memory is None else parse_memory(memory) - own_memory()
+    # What is given is for all processes together: this one grows by its batches, the worker by what it is allowed.
+    budget = int(free_memory() * SHARE) if memory is None else parse_memory(memory) - own_memory() - OWN_GROWTH
     if budget < 256 << 20:
-        raise InputError(f"--memory {memory} leaves nothing to work with", "give at least 1GB")
+        raise InputError(f"--memory {memory} leaves nothing to work with", "give at least 2GB")
     return LadderSettings(
         method=method,  # type: ignore[arg-type]
         arithmetic=arithmetic,  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from certtool.inspection import Inspection
+
 # Okabe and Ito's palette: distinct for every kind of colour vision, and in grey by its markers.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
@@ -84,3 +86,67 @@ def margin_histogram(certified: list[float], unknown: list[float], edges: list[f
         axes.set(xlabel="guaranteed margin", ylabel="images")
         axes.legend(loc="upper right")
         return as_svg(drawn, "histogram of margins")
+
+
+_SERIES = ((BLUE, "o", "-"), (VERMILLION, "s", "--"), (GREEN, "^", "-."), (ORANGE, "D", ":"), (PURPLE, "v", "-"))
+
+
+def widths_of(axes: Any, found: list[Inspection]) -> None:
+    """ln(width over input width), layer by layer, one line a network."""
+    for number, inspection in enumerate(found):
+        colour, marker, line = _SERIES[number % len(_SERIES)]
+        layers = [layer for layer in inspection.layers if layer.active is not None]
+        values = [0.0, *(layer.log_width_ratio for layer in layers)]
+        axes.plot(range(len(values)), values, color=colour, marker=marker, linestyle=line, label=inspection.title)
+    names = ["input", *(layer.name.removeprefix("sum before ") for layer in layers)]
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    axes.set(ylabel="ln(width / input width)")
+    axes.axhline(0, color=_INK, linewidth=0.8)
+    axes.legend()
+
+
+def relu_states(inspection: Inspection) -> str:
+    """Stacked shares of active, unstable and inactive ReLUs."""
+    layers = [layer for layer in inspection.layers if layer.active is not None]
+    names = [layer.name.removeprefix("sum before ") for layer in layers]
+    with figure(height=3.0) as (drawn, axes):
+        bottom = [0.0] * len(layers)
+        for key, colour, hatch in (("active", GREEN, ""), ("unstable", ORANGE, "//"), ("inactive", BLUE, "..")):
+            values = [100 * getattr(layer, key) for layer in layers]
+            axes.bar(names, values, bottom=bottom, color=colour, hatch=hatch, label=key, edgecolor="white", linewidth=0)
+            bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+        axes.set(ylabel="neurons, %", ylim=(0, 100))
+        axes.tick_params(axis="x", rotation=30)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.18), ncols=3)
+        return as_svg(drawn, f"ReLU states of {inspection.title}")
+
+
+def training_history(runs: list[tuple[str, list[dict[str, Any]]]]) -> list[tuple[str, str]]:
+    """The paper's curves: eps and accuracy, both regularisers, ReLU states, widths; the warmup is shaded."""
+    panels = (
+        ("Accuracy on the training images, at the eps of the epoch; the warmup is shaded.", "images, %",
+         (("clean_accuracy", "clean", 100.0), ("certified_accuracy", "certified", 100.0))),
+        ("The radius of the epoch.", "eps", (("eps", "eps", 1.0),)),
+        ("Both regularisers, also where they are not optimised.", "regulariser",
+         (("tightness", "tightness", 1.0), ("relu", "ReLU balance", 1.0))),
+        ("Shares of ReLU states over all layers.", "neurons, %",
+         (("active", "active", 100.0), ("unstable", "unstable", 100.0), ("inactive", "inactive", 100.0))),
+    )  # fmt: skip
+    return [(caption, _panel(runs, label, keys)) for caption, label, keys in panels]
+
+
+def _panel(runs: list[tuple[str, list[dict[str, Any]]]], label: str, keys: tuple[tuple[str, str, float], ...]) -> str:
+    with figure(height=2.8) as (drawn, axes):
+        for number, (title, lines) in enumerate(runs):
+            for (key, name, factor), (colour, _, _) in zip(keys, _SERIES, strict=False):
+                points = [(line["epoch"], factor * line[key]) for line in lines if line.get(key) is not None]
+                if points:
+                    xs, ys = zip(*points, strict=True)
+                    text = name if len(runs) == 1 else f"{name}, {title}"
+                    axes.plot(xs, ys, color=colour, linestyle=_SERIES[number % len(_SERIES)][2], label=text)
+        warm = [line["epoch"] for line in runs[0][1] if line.get("phase") == "warmup"]
+        if warm:
+            axes.axvspan(warm[0] - 1, warm[-1], color=PURPLE, alpha=0.12, linewidth=0)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.legend(fontsize=9)
+        return as_svg(drawn, label)

@@ -42,6 +42,10 @@ def _templates() -> Environment:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
+def render(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(footer=f"certtool {__version__}", **values)
+
+
 def verify_page(report: VerifyReport, split: Split, predict: Any) -> str:
     """The page of a verification; `predict` gives the label of one image, for the captions of witnesses."""
     largest = max(report.results, key=lambda result: result.eps.value)
@@ -50,7 +54,8 @@ def verify_page(report: VerifyReport, split: Split, predict: Any) -> str:
     certified, unknown = (np.clip(values, edges[0], edges[-1]).tolist() for values in (certified, unknown))
     points = [_point(result) for result in report.results]
     headline = f"{percent(largest.certified_accuracy)} certified at eps {largest.eps}"
-    return _templates().get_template("verify.html").render(
+    return render(
+        "verify.html",
         title=f"{report.model.name}: {headline}",
         headline=headline,
         report=report,
@@ -64,7 +69,6 @@ def verify_page(report: VerifyReport, split: Split, predict: Any) -> str:
         gallery=[section for section in _gallery(largest, split, predict) if section["items"]],
         claim=CLAIM,
         outside=", ".join(OUTSIDE),
-        footer=f"certtool {__version__}",
     )  # fmt: skip
 
 

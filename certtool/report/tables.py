@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from certtool.inspection import Inspection, Layer
 from certtool.report.screen import Screen, percent, plain_table
 from certtool.training import RunSummary
 from certtool.verification import Radii, VerifyReport
@@ -68,41 +67,6 @@ def show_radii(screen: Screen, radii: Radii) -> None:
     for edge, count in radii.distribution():
         table.add_row(f"{edge:.3f}", str(count), "#" * round(50 * count / len(radii.values)))
     screen.table(table)
-
-
-def show_inspection(screen: Screen, name: str, inspection: Inspection) -> None:
-    screen.text(
-        f"{name}: {inspection.images} images, eps {inspection.eps}, BatchNorm with {inspection.statistics} statistics"
-    )
-    screen.text("")
-    table = plain_table("layer", "kind", "fan-in", "gain", "growth", "width", "log", "active", "unst.", "dead", left=2)
-    for layer in inspection.layers:
-        table.add_row(*_cells(layer))
-    screen.table(table)
-    screen.text(f"\nregularisers: tightness {inspection.tightness:.4f}, ReLU balance {inspection.relu:.4f}")
-    screen.text("gain: n/2 mean|W|; growth: width over that at the ReLU before;")
-    screen.text("log: ln(width over input width); dead: ReLUs that are never active")
-
-
-def _cells(layer: Layer) -> list[str]:
-    def number(value: float | None, form: str = ".3g") -> str:
-        return "-" if value is None else format(value, form)
-
-    def share(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.1f}%"
-
-    return [
-        layer.name,
-        layer.kind,
-        number(layer.fan_in, "d") if layer.fan_in is not None else "-",
-        number(layer.difference_gain),
-        number(layer.growth),
-        number(layer.mean_width),
-        number(layer.log_width_ratio, ".2f"),
-        share(layer.active),
-        share(layer.unstable),
-        share(layer.inactive),
-    ]
 
 
 def show_runs(screen: Screen, runs: list[RunSummary]) -> None:
