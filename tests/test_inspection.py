@@ -169,8 +169,8 @@ def test_a_recipe_a_model_and_two_models(small_run: Path, robust_run: Path, cli:
         assert text.isascii()
     assert all(len(line) <= 80 for line in recipe.stdout.splitlines() if not line.startswith("- "))
     page = (tmp_path / "page.html").read_text()
-    assert page.count("<svg") == 7  # widths, two pictures of ReLU states, four panels over training
-    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert page.count("<svg") == 8  # widths, two pictures of ReLU states, five panels over training
+    assert not re.search(r'(src|href)="(?!data:|#)', page)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf"])

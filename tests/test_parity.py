@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from certtool import catalog
 from certtool.bounds import ball, graph_of, margin_bounds
+from certtool.epsilon import Epsilon
+from certtool.inspection import inspect
 from certtool.models import build
 from certtool.training.objective import Objective
 
@@ -157,3 +159,20 @@ def test_gradients(name: str, step: str) -> None:
             assert relative(parameter.grad, tensors[f"grad.{step}.{published}"]) < 1e-3
         compared += 1
     assert compared == 26
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS)
+def test_inspection(name: str, step: str) -> None:
+    """What `certtool inspect` reports with batch statistics is what the published code measured."""
+    model, _, figures, x = case(name)
+    expected = figures[step]
+    found = inspect(model, x, Epsilon.parse(repr(expected["eps"])), statistics="batch")
+    relus = [layer for layer in found.layers if layer.active is not None]
+    assert len(relus) == len(expected["relu_layers"])
+    order = sorted(relus, key=lambda layer: layer.mean_width)
+    for layer, figure in zip(order, sorted(expected["relu_layers"], key=lambda f: f["mean_width"]), strict=True):
+        assert relative(layer.mean_width, figure["mean_width"]) < 1e-4
+        assert layer.active == pytest.approx(figure["active"], abs=1e-4)
+        assert layer.inactive == pytest.approx(figure["inactive"], abs=1e-4)
+    assert found.tightness == pytest.approx(expected["L_tightness"], abs=1e-4)
+    assert found.relu == pytest.approx(expected["L_relu"] - CONSTANT_TOO_MUCH.get((name, step), 0.0), abs=1e-4)

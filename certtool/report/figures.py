@@ -132,7 +132,31 @@ def training_history(runs: list[tuple[str, list[dict[str, Any]]]]) -> list[tuple
         ("Shares of ReLU states over all layers.", "neurons, %",
          (("active", "active", 100.0), ("unstable", "unstable", 100.0), ("inactive", "inactive", 100.0))),
     )  # fmt: skip
-    return [(caption, _panel(runs, label, keys)) for caption, label, keys in panels]
+    pictures = [(caption, _panel(runs, label, keys)) for caption, label, keys in panels]
+    return [*pictures, ("Mean width of the bounds at every ReLU, logarithmic.", _width_panel(runs))]
+
+
+def _width_panel(runs: list[tuple[str, list[dict[str, Any]]]]) -> str:
+    """Every layer of one run; the last layer of each where there are several."""
+    with figure(height=2.8) as (drawn, axes):
+        for number, (title, lines) in enumerate(runs):
+            measured = [line for line in lines if line.get("layers")]
+            chosen = range(len(measured[0]["layers"])) if measured and len(runs) == 1 else [-1] if measured else []
+            for index in chosen:
+                xs = [line["epoch"] for line in measured]
+                ys = [line["layers"][index]["mean_width"] for line in measured]
+                colour, _, style = _SERIES[(index if len(runs) == 1 else number) % len(_SERIES)]
+                label = measured[0]["layers"][index]["name"]
+                axes.plot(xs, ys, color=colour, linestyle=style, label=label if len(runs) == 1 else f"{label}, {title}")
+        axes.set(xlabel="epoch", ylabel="mean width", yscale="log")
+        _legend(axes)
+        return as_svg(drawn, "widths over training")
+
+
+def _legend(axes: Any) -> None:
+    """Beside the lines, so that it hides none."""
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _panel(runs: list[tuple[str, list[dict[str, Any]]]], label: str, keys: tuple[tuple[str, str, float], ...]) -> str:
@@ -148,5 +172,5 @@ def _panel(runs: list[tuple[str, list[dict[str, Any]]]], label: str, keys: tuple
         if warm:
             axes.axvspan(warm[0] - 1, warm[-1], color=PURPLE, alpha=0.12, linewidth=0)
         axes.set(xlabel="epoch", ylabel=label)
-        axes.legend(fontsize=9)
+        _legend(axes)
         return as_svg(drawn, label)
