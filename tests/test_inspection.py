@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from conftest import Cli
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 import certtool
@@ -155,6 +157,50 @@ def test_all_initialisations_by_default(cli: Cli) -> None:
     assert [entry["init"] for entry in document["results"]] == list(catalog.INITIALISATIONS)
     assert {entry["statistics"] for entry in document["results"]} == {"batch"}
     assert document["dataset"] == "digits"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _LayerShape(_Strict):
+    name: str
+    kind: Literal["conv", "linear", "sum"]
+    batch_norm: bool
+    fan_in: int | None
+    difference_gain: float | None
+    expected_gain: float | None
+    growth: float
+    mean_width: float
+    log_width_ratio: float
+    active: float | None
+    inactive: float | None
+    unstable: float | None
+    tightness: float | None
+    relu: float | None
+
+
+class _ResultShape(_Strict):
+    title: str
+    init: str | None
+    statistics: Literal["batch", "running"]
+    layers: list[_LayerShape]
+    regularizers: dict[Literal["tightness", "relu"], float]
+
+
+class _Shape(_Strict):
+    schema_: Literal["certtool.inspect/1"] = Field(alias="schema")
+    model: dict[Literal["name", "sha256", "arch"], str] | None
+    dataset: str
+    images: int
+    eps: str
+    results: list[_ResultShape]
+    findings: list[dict[Literal["kind", "text", "hint"], str | None]]
+
+
+def test_json_has_the_public_shape(small_run: Path, cli: Cli) -> None:
+    for arguments in (["inspect", small_run], ["inspect", "recipe:tiny_cnn7", "--trials", "1", "--images", "8"]):
+        _Shape.model_validate_json(cli(*arguments, "--json").stdout)
 
 
 def test_a_recipe_a_model_and_two_models(small_run: Path, robust_run: Path, cli: Cli, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +53,35 @@ def setting(arch: str):  # type: ignore[no-untyped-def]
         return model, x, labels, box, margin_bounds(graph_of(model), box, labels)
 
 
+CROWN_IBP = """
+import sys, torch, numpy as np, certtool
+from fractions import Fraction
+from certtool import checker
+from certtool.bounds.box import outer_edges
+from certtool.bounds.lirpa import BoundedModel
+from certtool.data import load_split
+from certtool.verification.ladder import to_float32
+torch.set_num_threads(1)
+split = load_split("digits", "test").first(20)
+model = certtool.load(sys.argv[1]).model
+box = to_float32(outer_edges(split.images, 16, Fraction(1, 20)).interval(), torch.device("cpu"))
+bounded = BoundedModel(model, box.center[:1], preprocessing="normalize")
+margins = bounded.lower_margins(box, split.labels, 10, "CROWN-IBP")
+theirs = margins.scatter(1, split.labels[:, None], torch.inf).min(1).values.numpy()
+network = checker.read_network(open(sys.argv[1] + "/model.safetensors", "rb").read())
+lower, upper = checker.exact_box(split.images.numpy(), 16, Fraction(1, 20))
+ours = checker.crown_ibp_margins(network, lower, upper, split.labels.numpy())
+print(np.abs(ours - theirs).max() / np.abs(ours).max())
+"""
+
+
+def test_crown_ibp_margins_are_those_of_the_checker(robust_run: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", CROWN_IBP, str(robust_run)]
+    result = subprocess.run(command, capture_output=True, text=True, env=_environment(), timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout.split()[-1]) < 1e-4
+
+
 @pytest.mark.parametrize("arch", sorted(ARGUMENTS))
 def test_interval_margins_agree(arch: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPARISON, arch]
@@ -64,9 +95,6 @@ def test_interval_margins_agree(arch: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    import os
-    from pathlib import Path
-
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
