@@ -16,6 +16,7 @@ Initialisation = Literal["ibp", "xavier-uniform", "xavier-normal", "kaiming-unif
 INITIALISATIONS: tuple[str, ...] = get_args(Initialisation)
 
 Size = Annotated[int, Field(ge=1, le=4096)]
+Depth = Annotated[int, Field(ge=1, le=64)]
 
 
 class Arguments(BaseModel):
@@ -40,7 +41,9 @@ class WideResnet(Arguments):
     arch: Literal["wide_resnet"]
     width: Size = 16  # filters of the first convolution
     widen: Size = 8  # a stage has width * widen * (1, 2, 4) filters
-    blocks: Annotated[list[Size], Field(min_length=3, max_length=3)] = Field(default=[1, 1, 1])
+    blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=3, max_length=3)] = Field(
+        default=[1, 1, 1]
+    )
     hidden: Size = 512
     batch_norm: BatchNormMode = "full"
 

@@ -135,6 +135,9 @@ def load(path: Path) -> Checkpoint:
     facts = header.dataset.facts()
     if len(facts.mean) != facts.shape[0] or len(facts.std) != facts.shape[0]:
         raise InputError(f"`{file}` has a header that does not validate: mean and std need one value a channel")
+    constants = torch.tensor([facts.mean, facts.std])
+    if not bool(torch.isfinite(constants).all()) or bool((constants[1] <= 0).any()):
+        raise InputError(f"`{file}` has a header that does not validate: mean or std is no float32 that normalises")
     model = skeleton(header.arch, facts)
     fill(model, content.tensors, file)
     return Checkpoint(model.eval(), header, content.sha256, file)

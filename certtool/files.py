@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from certtool.errors import OutsideError
+from certtool.errors import InputError, OutsideError
 
 
 @contextlib.contextmanager
@@ -39,6 +40,16 @@ def write_atomically(path: Path, content: bytes) -> None:
                 os.unlink(name)
             raise
         _sync_folder(path.parent)
+
+
+def read_regular_file(path: Path, limit: int) -> bytes:
+    """The whole of a file; a device, a pipe or a giant would never end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"`{path}` is not a file" + (": it is a folder" if stat.S_ISDIR(status.st_mode) else ""))
+    if status.st_size > limit:
+        raise InputError(f"`{path}` is too large: {status.st_size:,} bytes")
+    return path.read_bytes()
 
 
 def _umask() -> int:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from certtool.errors import InputError, OutsideError
+from certtool.files import read_regular_file
 
 KEY = "certtool"  # one metadata key: with two or more the order of bytes is not fixed
 HEADER_LIMIT = 1_000_000
+SIZE_LIMIT = 16 << 30
 _NAME = re.compile(r"[A-Za-z0-9_.:#-]{1,200}")
 _HINT = "a certtool model is a .safetensors file written by `certtool train` or `certtool zoo`"
 
@@ -44,7 +46,7 @@ def encode(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 def read(path: Path) -> SafeFile:
     """The file's content, or one sentence on why it cannot be what it should."""
     try:
-        content = path.read_bytes()
+        content = read_regular_file(path, SIZE_LIMIT)
     except OSError as error:
         raise OutsideError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
     header = _header(content, path)
@@ -73,9 +75,9 @@ def _header(content: bytes, path: Path) -> dict[str, Any]:
             f"`{path}` is cut short: its header alone needs {length + 8:,} bytes", "fetch or copy it again"
         )
     try:
-        entries = json.loads(content[8 : 8 + length], object_pairs_hook=_no_duplicates)
+        entries = json.loads(content[8 : 8 + length], object_pairs_hook=no_duplicates)
         metadata = entries.pop("__metadata__", {})
-        ours = json.loads(metadata[KEY], object_pairs_hook=_no_duplicates)
+        ours = json.loads(metadata[KEY], object_pairs_hook=no_duplicates)
     except KeyError:
         raise InputError(f"`{path}` was not written by certtool: it has no `{KEY}` header", _HINT) from None
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -86,7 +88,7 @@ def _header(content: bytes, path: Path) -> dict[str, Any]:
     return ours
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise ValueError("a name stands in it twice")

@@ -24,7 +24,7 @@ from certtool.verification.certificate import digest
 from certtool.verification.recheck import recheck
 
 IMAGES = 60
-WORDS = ("image", "sha256", "count", "name", "split", "columns", "indices")
+WORDS = ("image", "sha256", "count", "name", "split", "columns", "indices", "claim")
 RADII = ("0.05", "0.1")
 
 
@@ -148,6 +148,9 @@ TAMPERING = {
     "an image twice": _set("results.0.columns.index", lambda indices: [indices[1], *indices[1:]]),
     "a column cut short": _set("results.0.columns.margin", lambda margins: margins[:-1]),
     "the number of images": _set("dataset.images", 59),
+    "another arithmetic": _set("results.1.arithmetic", "float32"),
+    "the claim": _set("claim", "Holds for TF32, bf16 and Winograd, at every eps."),
+    "what is outside the claim": _set("outside_the_claim", []),
     "a better grade": _set("results.1.columns.grade", lambda grades: ["rigorous" if g is None else g for g in grades]),
 }  # fmt: skip
 
@@ -164,7 +167,8 @@ def test_tampering_is_refused(name: str, robust_run: Path, proof: Path, tmp_path
     assert differences, name
     if "eps" not in name:
         assert any(
-            word in differences[0] for word in ("image", "sha256", "count", "name", "split", "columns", "indices")
+            word in differences[0]
+            for word in ("image", "sha256", "count", "name", "split", "columns", "indices", "claim")
         )
 
 
@@ -210,7 +214,12 @@ def test_witnesses_are_replayed(change, words: str, robust_run: Path, proof: Pat
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{}", "not a certificate"), ("hello", "not JSON"), ('{"schema": "certtool.certificate/2"}', "not a certificate")],
+    [
+        ('{"schema": 1, "schema": 2}', "twice"),
+        ("{}", "not a certificate"),
+        ("hello", "not JSON"),
+        ('{"schema": "certtool.certificate/2"}', "not a certificate"),
+    ],
 )
 def test_what_is_no_certificate(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(content)

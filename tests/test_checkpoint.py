@@ -72,6 +72,8 @@ def rewritten(small_run: Path, tmp_path: Path, change) -> Path:  # type: ignore[
         (lambda t, h: h.pop("dataset"), "dataset"),
         (lambda t, h: h["dataset"].update(std=[0.0]), "does not validate"),
         (lambda t, h: h["dataset"].update(mean=[0.0, 0.0]), "one value a channel"),
+        (lambda t, h: h["dataset"].update(mean=[1e300]), "no float32 that normalises"),
+        (lambda t, h: h["dataset"].update(std=[1e-300]), "no float32 that normalises"),
         (lambda t, h: h.update(surprise=1), "surprise"),
     ],
 )
@@ -126,6 +128,11 @@ def test_not_there(tmp_path: Path) -> None:
         certtool.load(tmp_path / "nothing.safetensors")
     with pytest.raises(InputError, match=r"holds no model.safetensors"):
         certtool.load(tmp_path)
+
+
+def test_a_device_is_not_read_to_its_end() -> None:
+    with pytest.raises(InputError, match="not a file"):
+        certtool.load("/dev/zero")
 
 
 def test_errors_on_the_command_line(cli: Cli, tmp_path: Path) -> None:

@@ -129,3 +129,111 @@ def test_only_what_is_asked_for_is_kept() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
     bounds = propagate(graph_of(model), ball(torch.rand(1, 2), 0.1), keep={"0"})
     assert set(bounds.kept) == {"0"}
+
+
+# --- networks whose bounds would be about another function -----------------------------------------------------------
+
+
+def holds(model: nn.Module, x: Tensor, eps: float = 0.2) -> None:
+    """Sampled points stay inside the bounds."""
+    output = propagate(graph_of(model.double().eval()), ball(x.double(), eps)).output
+    for _ in range(50):
+        point = (x + (torch.rand_like(x) * 2 - 1) * eps).clamp(0, 1).double()
+        value = model(point)
+        assert (value >= output.lower - 1e-9).all()
+        assert (value <= output.upper + 1e-9).all()
+
+
+def test_a_module_and_a_function_of_the_same_name_are_two_steps() -> None:
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.c, self.relu = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2), nn.ReLU()
+            self.x = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(self.x(x)))
+            g = self.relu(self.b(h))
+            result: Tensor = self.c(g + h - 0.25)
+            return result
+
+    graph = graph_of(Same())
+    assert len({step.name for step in graph.steps}) == len(graph.steps)
+    holds(Same(), torch.rand(4, 3))
+
+
+def test_a_batch_norm_with_a_forward_of_its_own_is_not_batch_norm() -> None:
+    class NormAct(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(super().forward(x))
+
+    with pytest.raises(InputError):
+        propagate(graph_of(nn.Sequential(nn.Linear(2, 3), NormAct(3)).eval()), ball(torch.rand(2, 2), 0.1))
+
+
+class _InPlace(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.act = kind, nn.ReLU(inplace=True)
+
+    def forward(self, v: Tensor) -> Tensor:
+        y = v - 0.6
+        if self.kind == "relu":
+            z = self.act(y)
+            return v - y + z * 0
+        if self.kind == "method":
+            z = y.view(y.size(0), -1)
+            z.add_(1)
+            return y
+        self.act(y)
+        return y
+
+
+@pytest.mark.parametrize("kind", ["relu", "method", "unused"])
+def test_in_place_operations_that_other_names_see_are_refused(kind: str) -> None:
+    with pytest.raises(InputError, match="in place"):
+        graph_of(_InPlace(kind))
+
+
+def test_in_place_operations_that_nobody_else_sees_are_fine() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.act = nn.Linear(3, 3), nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.a(x)
+            out += x
+            result: Tensor = self.act(out)
+            return result
+
+    holds(Block(), torch.rand(4, 3))
+
+
+@pytest.mark.parametrize("name", ["data", "T", "real"])
+def test_attributes_of_a_perturbed_tensor_are_not_constants(name: str) -> None:
+    class Leak(nn.Module):
+        def forward(self, v: Tensor) -> Tensor:
+            return v * 0.0 + getattr(v, name)
+
+    with pytest.raises(InputError, match="no interval rule for getattr"):
+        propagate(graph_of(Leak()), ball(torch.rand(3, 3), 0.1))
+
+
+def test_what_is_called_must_be_what_is_traced() -> None:
+    replaced = nn.Sequential(nn.Linear(2, 2))
+    replaced[0].forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.raises(InputError, match="replaced on the instance"):
+        graph_of(replaced)
+    hooked = nn.Sequential(nn.Linear(2, 2))
+    hooked.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    with pytest.raises(InputError, match="forward hooks"):
+        graph_of(hooked)
+
+    class Twice(nn.Conv2d):
+        def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return 2 * super()._conv_forward(x, weight, bias)
+
+    with pytest.raises(InputError):
+        propagate(graph_of(nn.Sequential(Twice(1, 1, 1))), ball(torch.rand(1, 1, 2, 2), 0.1))

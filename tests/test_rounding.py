@@ -188,6 +188,37 @@ def test_overflow_is_never_certified() -> None:
     assert not (margins > 0).all(1).any()
 
 
+def test_arithmetic_among_constants_is_not_rigorous() -> None:
+    class Constants(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("t", torch.tensor([1e-3]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(x.shape[0], -1) + ((self.t + 1e5) - 1e5)
+
+    assert not has_rounded_rules(graph_of(Constants()))
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    assert has_rounded_rules(graph_of(plain))
+
+
+def test_sums_that_overflow_are_never_certified() -> None:
+    class Huge(nn.Module):
+        def forward(self, v: Tensor) -> Tensor:
+            largest = torch.finfo(torch.float32).max
+            return torch.relu(v * 2.0**105 + largest - largest - 2.0**108)
+
+    x = torch.rand(2, 3)
+    z = propagate(graph_of(Huge()), Interval(x.double(), 0 * x.double()), rules=ROUNDED).output
+    assert torch.isinf(z.radius).all()
+    pooled = nn.Sequential(nn.Conv2d(1, 1, 1), nn.AdaptiveAvgPool2d(1))
+    with torch.no_grad():
+        pooled[0].weight.fill_(2.0**115)
+    image = torch.ones(1, 1, 32, 32)
+    z = propagate(graph_of(double(pooled)), Interval(image.double(), 0 * image.double()), rules=ROUNDED).output
+    assert torch.isinf(z.radius).all()
+
+
 # --- labels that flip by rounding ------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,8 @@ def trace(model: nn.Module, known: Callable[[nn.Module], bool] = lambda module: 
     """The steps of any network torch.fx can trace: no control flow that depends on values."""
     if known(model):
         model = nn.Sequential(model)  # a network of one layer is a single step, not that layer's inside
+    for path, module in model.named_modules():
+        _refuse_hidden_changes(module, path or type(model).__name__)
     try:
         nodes = list(_Tracer(known).trace(model).nodes)
     except Exception as error:
@@ -90,36 +93,44 @@ def trace(model: nn.Module, known: Callable[[nn.Module], bool] = lambda module: 
             f"{type(model).__name__} cannot be traced: {str(error).splitlines()[0]}",
             "bounds need a network without control flow that depends on values (torch.fx)",
         ) from error
-    steps = [_step(node, model) for node in nodes if node.op != "output"]
+    names = _names(nodes)
+    steps = [_step(node, model, names) for node in nodes if node.op != "output"]
     (output,) = [node.args[0] for node in nodes if node.op == "output"]
     if not isinstance(output, fx.Node):
         raise InputError(f"{type(model).__name__} returns {type(output).__name__}, not one tensor")
     if sum(step.op == "input" for step in steps) != 1:
         raise InputError(f"{type(model).__name__} takes several inputs; bounds need exactly one")
-    result = _name(output)
+    result = names[output]
+    _refuse_aliasing(steps, result)
     return Graph(tuple(_with_last_uses(_with_folding(steps, result), result)), result)
 
 
-def _step(node: fx.Node, model: nn.Module) -> Step:
-    convert: Any = lambda other: Result(_name(other))  # noqa: E731
+def _step(node: fx.Node, model: nn.Module, names: dict[fx.Node, str]) -> Step:
+    convert: Any = lambda other: Result(names[other])  # noqa: E731
     args, kwargs = fx.map_arg(node.args, convert), fx.map_arg(dict(node.kwargs), convert)
     if node.op == "placeholder":
-        return Step(_name(node), "input", None, (), {})
+        return Step(names[node], "input", None, (), {})
     if node.op == "get_attr":
-        return Step(_name(node), "constant", None, (_attribute(model, str(node.target)),), {})
+        return Step(names[node], "constant", None, (_attribute(model, str(node.target)),), {})
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
-        _refuse_hooks(module, str(node.target))
-        return Step(_name(node), type(module), module, tuple(args), kwargs)
-    return Step(_name(node), node.target, None, tuple(args), kwargs)
+        return Step(names[node], type(module), module, tuple(args), kwargs)
+    return Step(names[node], node.target, None, tuple(args), kwargs)
 
 
-def _name(node: fx.Node) -> str:
-    """A module's path, made unique where the same module is called twice."""
-    if node.op != "call_module":
-        return node.name
-    calls = [n for n in node.graph.nodes if n.op == "call_module" and n.target == node.target]
-    return str(node.target) if calls[0] is node else f"{node.target}#{calls.index(node) + 1}"
+def _names(nodes: list[fx.Node]) -> dict[fx.Node, str]:
+    """A module's path, a function's name; numbered where two steps would share one."""
+    names: dict[fx.Node, str] = {}
+    taken: set[str] = set()
+    for node in nodes:
+        base = str(node.target) if node.op == "call_module" else node.name
+        name, number = base, 1
+        while name in taken:
+            number += 1
+            name = f"{base}#{number}"
+        taken.add(name)
+        names[node] = name
+    return names
 
 
 def _attribute(model: nn.Module, path: str) -> Tensor:
@@ -129,13 +140,41 @@ def _attribute(model: nn.Module, path: str) -> Tensor:
     return value
 
 
-def _refuse_hooks(module: nn.Module, path: str) -> None:
-    # A hook can change what a layer computes without a rule knowing: the bound would be about another network.
+def _refuse_hidden_changes(module: nn.Module, path: str) -> None:
+    """A hook, or a forward replaced on the instance, changes what a layer computes without a rule knowing."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise InputError(
             f"`{path}` ({type(module).__name__}) has forward hooks, which bounds cannot see",
             "remove them first, or bake them into the weights (torch.nn.utils.remove_weight_norm and the like)",
         )
+    if "forward" in module.__dict__:
+        raise InputError(f"the forward of `{path}` was replaced on the instance, which bounds cannot see")
+
+
+def _is_in_place(step: Step) -> bool:
+    method = isinstance(step.op, str) and step.op.endswith("_")
+    flagged = bool(getattr(step.module, "inplace", False)) or step.kwargs.get("inplace") is True
+    return method or flagged or step.op in (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+
+
+_VIEWS = (nn.Flatten, nn.Identity, nn.Dropout, torch.flatten, torch.reshape, "flatten", "view", "reshape", "contiguous")
+
+
+def _refuse_aliasing(steps: list[Step], output: str) -> None:
+    """An in-place operation also changes every other name of its argument; bounds take each name at its first value."""
+    group: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        in_place = _is_in_place(step)
+        group[step.name] = group[step.inputs[0]] if step.inputs and (in_place or step.op in _VIEWS) else number
+        if not in_place or not step.inputs:
+            continue
+        stale = {name for name, its in group.items() if its == group[step.name] and name != step.name}
+        later = [name for other in steps[number + 1 :] for name in other.inputs]
+        if stale & {*later, output}:
+            raise InputError(
+                f"`{step.name}` changes a tensor in place that is used again later",
+                "use the form that returns a new tensor, such as `inplace=False`",
+            )
 
 
 def _with_folding(steps: list[Step], output: str) -> list[Step]:
@@ -156,7 +195,8 @@ def _with_folding(steps: list[Step], output: str) -> list[Step]:
 
 def is_batch_norm(module: nn.Module | None) -> bool:
     """torch's BatchNorm layers, and any layer that offers `scale_and_shift(mean, var)` as models.PartialBatchNorm."""
-    return isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) or hasattr(module, "scale_and_shift")
+    torchs = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and type(module).forward is nn.BatchNorm2d.forward
+    return torchs or hasattr(module, "scale_and_shift")
 
 
 def _with_last_uses(steps: list[Step], output: str) -> list[Step]:

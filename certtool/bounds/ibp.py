@@ -79,7 +79,7 @@ class _Walk:
         args, kwargs = substitute(step.args, self.bounds), substitute(step.kwargs, self.bounds)
         if not _perturbed((args, kwargs)):
             return _call(step, args, kwargs)
-        if step.op in ("size", "dim") or step.op is getattr:
+        if asks_for_shape(step):
             return _call(step, (args[0].center, *args[1:]), kwargs)
         function = rule_for(step.op, self.rules) or _no_rule(step)
         return function(*args, **kwargs) if step.module is None else function(step.module, *args, **kwargs)
@@ -109,6 +109,11 @@ class _Walk:
         assert step.folds.module is not None
         function = rule_for(step.folds.op, self.rules) or _no_rule(step.folds)
         return function(fold(step.folds.module, scale, shift), self.bounds[step.folds.inputs[0]])
+
+
+def asks_for_shape(step: Step) -> bool:
+    """What of a perturbed tensor does not depend on its values."""
+    return step.op in ("size", "dim") or (step.op is getattr and step.args[1] in ("shape", "ndim", "dtype", "device"))
 
 
 def running_statistics(step: Step) -> tuple[Tensor, Tensor]:

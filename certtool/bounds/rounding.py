@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from certtool.bounds import rules
 from certtool.bounds.graph import Graph, is_batch_norm
-from certtool.bounds.ibp import propagate, scale_and_shift_of
+from certtool.bounds.ibp import asks_for_shape, propagate, scale_and_shift_of
 from certtool.bounds.interval import Interval
 from certtool.bounds.rules import BATCH_NORM, Rule, RuleTable, convolve, rule_for
 
@@ -66,10 +66,24 @@ def rounded_rule(*ops: Any) -> Callable[[RuleT], RuleT]:
 
 
 def has_rounded_rules(graph: Graph) -> bool:
-    """False for a network with an operation whose rounding nobody has bounded: it cannot be certified rigorously."""
-    known = (step.op in ("input", "constant", "size", "dim") or step.op is getattr for step in graph.steps)
-    ruled = (rule_for(step.op, ROUNDED) is not None or is_batch_norm(step.module) for step in graph.steps)
-    return all(a or b for a, b in zip(known, ruled, strict=True))
+    """False for a network with an operation whose rounding nobody has bounded: it cannot be certified rigorously.
+
+    That includes arithmetic among constants: it is done once, in float64 here, in float32 there.
+    """
+    constants: set[str] = set()
+    shapes: set[str] = set()
+    for step in graph.steps:
+        if step.op == "constant":
+            if step.name.startswith("_tensor_constant"):  # torch.fx computed it while it traced
+                return False
+            constants.add(step.name)
+        elif asks_for_shape(step) or (step.inputs and set(step.inputs) <= shapes):
+            shapes.add(step.name)  # whole numbers, which nothing rounds
+        elif step.op == "input" or is_batch_norm(step.module):
+            continue
+        elif set(step.inputs) <= constants | shapes or rule_for(step.op, ROUNDED) is None:
+            return False
+    return True
 
 
 def _magnitude(z: Interval) -> Tensor:
@@ -200,7 +214,7 @@ def add(x: Any, y: Any) -> Interval:
     """One rounding of the sum, one of a constant that float32 does not hold."""
     z = rules.add(x, y)
     size = sum(_magnitude(v) if isinstance(v, Interval) else torch.as_tensor(v).abs() for v in (x, y))
-    return Interval(z.center, z.radius + gamma(2) * size)
+    return Interval(z.center, _unless_overflow(z.radius + gamma(2) * size, size + torch.zeros_like(z.radius)))
 
 
 @rounded_rule(operator.sub, torch.sub, "sub", operator.isub)
@@ -248,9 +262,10 @@ def adaptive_average_pool_function(z: Interval, output_size: Any) -> Interval:
 def _averaged(pool: Callable[[Tensor], Tensor], z: Interval) -> Interval:
     """A sum of at most the whole image, then a quotient; the terms' sizes are averaged, not the average's size."""
     size = pool(_magnitude(z)).abs()
-    roundings = z.center.shape[-1] * z.center.shape[-2] + 3
-    radius = pool(z.radius).abs() + gamma(roundings) * size + UNDERFLOW * (1 + size)
-    return Interval(pool(z.center), _unless_overflow(radius, size))
+    pixels = z.center.shape[-1] * z.center.shape[-2]
+    radius = pool(z.radius).abs() + gamma(pixels + 3) * size + UNDERFLOW * (1 + size)
+    largest = pixels * _magnitude(z).flatten(1).amax(1).view(-1, *[1] * (radius.dim() - 1))  # of the sum, not the mean
+    return Interval(pool(z.center), _unless_overflow(radius, largest.expand_as(radius)))
 
 
 # --- margins ---------------------------------------------------------------------------------------------------------

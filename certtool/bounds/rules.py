@@ -43,7 +43,8 @@ def rule_for(op: Any, rules: RuleTable = RULES) -> Rule | None:
         return rules[op]
     if isinstance(op, type):
         for parent in op.__mro__[1:]:
-            if parent in rules and op.forward is parent.forward:  # type: ignore[attr-defined]
+            same = all(getattr(op, name, None) is getattr(parent, name, None) for name in ("forward", "_conv_forward"))
+            if parent in rules and same:
                 return rules[parent]
     return None
 

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from certtool.errors import InputError, OutsideError
-from certtool.files import write_atomically
+from certtool.files import read_regular_file, write_atomically
+from certtool.safefile import no_duplicates
 from certtool.verification.verdicts import VERDICTS, EpsResult, Grade, Reason, Rung, Verdict
 from certtool.verification.verify import VerifyReport, versions
 
@@ -54,7 +55,7 @@ class DataPart(Strict):
     name: Line
     split: Line
     sha256: Sha256
-    images: int
+    images: Annotated[int, Field(ge=1)]
 
 
 class Columns(Strict):
@@ -67,17 +68,23 @@ class Columns(Strict):
     reason: list[Reason | None]
 
 
+class AttackPart(Strict):
+    steps: Annotated[int, Field(ge=1)]
+    restarts: Annotated[int, Field(ge=1)]
+    seed: int
+
+
 class ResultPart(Strict):
     eps: Annotated[str, Field(max_length=100)]
-    method: Line
+    method: Literal["auto", "ibp", "crown-ibp", "crown", "alpha-crown"]
     arithmetic: Grade
-    attack: dict[str, int] | None
+    attack: AttackPart | None
     counts: dict[Verdict, int]
     columns: Columns
 
 
 class WitnessPart(Strict):
-    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
     sha256: Sha256
 
 
@@ -153,9 +160,7 @@ def _result(result: EpsResult) -> dict[str, Any]:
 def read_certificate(path: Path) -> Loaded:
     """Well-formed and undamaged, or an InputError that says where it is not."""
     try:
-        if path.stat().st_size > LIMIT:
-            raise InputError(f"`{path}` is too large to be a certificate")
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular_file(path, LIMIT), object_pairs_hook=no_duplicates)
         certificate = Certificate.model_validate(document)
     except OSError as error:
         raise OutsideError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
@@ -176,7 +181,7 @@ def _witnesses(certificate: Certificate, path: Path) -> dict[tuple[int, int], Te
         return {}
     file = path.with_name(part.file)
     try:
-        content = file.read_bytes()
+        content = read_regular_file(file, 20 * LIMIT)
     except OSError as error:
         raise OutsideError(f"cannot read `{file}`: {(error.strerror or str(error)).lower()}") from None
     if hashlib.sha256(content).hexdigest() != part.sha256:

@@ -55,6 +55,8 @@ class FloatImages:
     labels: Tensor
 
     def __post_init__(self) -> None:
+        if self.x.dtype != torch.float32:
+            raise InputError(f"images of {self.x.dtype}, not of torch.float32", "convert them with `.float()` first")
         if len(self.x) != len(self.labels):
             raise InputError(f"{len(self.x)} images with {len(self.labels)} labels")
         if not bool(((self.x >= 0) & (self.x <= 1)).all()):

@@ -70,8 +70,8 @@ class Ladder:
         progress: Progress = lambda rung, done, total: None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        if model.training:
-            raise InputError("the network is in training mode", "call `model.eval()` first")
+        if any(module.training for module in model.modules()):
+            raise InputError("the network, or a part of it, is in training mode", "call `model.eval()` first")
         self.model, self.images, self.settings = model, images, settings
         self.progress, self.warn = progress, warn
         self.graph = graph_of(model)
@@ -81,12 +81,29 @@ class Ladder:
         if settings.arithmetic == "rigorous" and not has_rounded_rules(self.graph):
             warn("this network has an operation without a rounding rule: interval proofs are of grade float32")
             self.arithmetic = "float32"
+        if self.arithmetic == "rigorous" and not _is_float32(model):
+            warn("this network is not in float32 throughout: interval proofs are of grade float32")
+            self.arithmetic = "float32"
         self.rigorous_model = copy.deepcopy(model).double()
         self.rigorous_graph = graph_of(self.rigorous_model)
+        self._refuse_another_function()
         self.rungs = _relaxations(settings.method, warn)
         self.preprocessing = preprocessing
         deadline = None if settings.time_limit is None else time.monotonic() + settings.time_limit
         self.worker = self._worker(deadline) if self.rungs else None
+
+    @torch.no_grad()
+    def _refuse_another_function(self) -> None:
+        """What torch.fx traced must be what the network computes; a tensor changed under two names breaks that."""
+        x = self.images.values(torch.arange(min(4, len(self.labels)))).to(self.device).double()
+        called = self.rigorous_model(x.clone())
+        traced = propagate(self.rigorous_graph, Interval(x, torch.zeros_like(x))).output.center
+        same = torch.isclose(called, traced, rtol=1e-6, atol=1e-9) | ~torch.isfinite(called)
+        if called.shape != traced.shape or not bool(same.all()):
+            raise InputError(
+                "the network computes something else than torch.fx sees in it",
+                "in-place operations such as `z += y` on a tensor with two names are the usual cause",
+            )
 
     def _worker(self, deadline: float | None) -> Worker:
         example = self.images.values(torch.tensor([0]))
@@ -242,6 +259,12 @@ def _relaxations(method: Method, warn: Callable[[str], None]) -> list[Rung]:
     return rungs if method == "auto" else rungs[: rungs.index(method) + 1]
 
 
+def _is_float32(model: nn.Module) -> bool:
+    """The rigorous claim is about binary32 evaluations of binary32 parameters."""
+    tensors = (*model.parameters(), *model.buffers())
+    return all(tensor.dtype == torch.float32 for tensor in tensors if tensor.is_floating_point())
+
+
 def _rows(verdicts: list[ImageVerdict], verdict: str) -> list[int]:
     return [row for row, image in enumerate(verdicts) if image.verdict == verdict]
 
@@ -274,11 +297,14 @@ def _falsify_above(results: dict[int, EpsResult], order: list[int]) -> None:
     for i in reversed(order):
         result = results[i]
         witnesses = {**witnesses, **result.witnesses}
+        for image in result.images:
+            if image.grade == "rigorous" and image.index in witnesses:
+                raise Unsound(image.index, result.eps, witnesses[image.index])
         images = tuple(
-            replace(v, verdict="falsified", rung="attack", margin=None, reason=None)
-            if v.verdict == "unknown" and v.index in witnesses
-            else v
-            for v in result.images
+            ImageVerdict(image.index, image.label, "falsified", "attack")
+            if image.verdict in ("unknown", "certified") and image.index in witnesses
+            else image
+            for image in result.images
         )
         kept = {v.index: witnesses[v.index] for v in images if v.verdict == "falsified"}
         results[i] = replace(result, images=images, witnesses=kept)

@@ -23,7 +23,7 @@ from certtool.bounds.box import Edges, inner_edges
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.epsilon import Epsilon
-from certtool.verification.certificate import Loaded, ResultPart, read_certificate
+from certtool.verification.certificate import CLAIM, OUTSIDE, Loaded, ResultPart, read_certificate
 from certtool.verification.images import choose
 from certtool.verification.ladder import RELAXATIONS, Ladder, LadderSettings, to_float32
 from certtool.verification.verdicts import VERDICTS
@@ -85,10 +85,9 @@ class _Check:
 
     def run(self) -> Recheck:
         certificate = self.loaded.certificate
-        if self._same_things():
+        if self._same_things() and self._well_formed():
             for place, result in enumerate(certificate.results):
-                if self._structure(result):
-                    self._result(place, result)
+                self._result(place, result)
             self._nesting()
         return Recheck(
             certificate.dataset.images,
@@ -114,11 +113,18 @@ class _Check:
             ("data set", certificate.dataset.name, self.split.facts.name),
             ("split", certificate.dataset.split, self.split.name),
             ("data set sha256", certificate.dataset.sha256, self.split.sha256),
+            ("claim", certificate.claim, CLAIM),
+            ("list of what is outside the claim", tuple(certificate.outside_the_claim), OUTSIDE),
         )
         for what, said, found in pairs:
             if said != found:
                 self.differ(f"the {what} is {found}, the certificate says {said}")
         return not self.differences
+
+    def _well_formed(self) -> bool:
+        """Every result is looked at, so that all that is wrong is told at once."""
+        sound = [self._structure(result) for result in self.loaded.certificate.results]
+        return all(sound)
 
     def _structure(self, result: ResultPart) -> bool:
         """Columns of one length, images of the split with their labels, counts that add up."""
@@ -141,19 +147,21 @@ class _Check:
             if said != found[verdict]:
                 self.differ(f"eps {result.eps}: {found[verdict]} images are {verdict}, the count says {said}")
         for row in _rows_of(result):
-            self._row(result.eps, row)
+            self._row(result, row)
         return len(self.differences) == before
 
-    def _row(self, eps: str, row: _Row) -> None:
-        """Only a proof has a grade, only an unknown image a reason."""
+    def _row(self, result: ResultPart, row: _Row) -> None:
+        """Only a proof has a grade, the one of its rung; only an unknown image has a reason."""
         fits = {
             "certified": row.rung in ("ibp", *RELAXATIONS) and row.grade is not None and row.reason is None,
             "falsified": row.rung == "attack" and row.grade is None and row.reason is None,
             "unknown": row.rung is None and row.grade is None and row.reason is not None,
             "misclassified": row.rung == "clean" and row.grade is None and row.reason is None,
         }[row.verdict]
-        if not fits or (row.grade == "rigorous" and row.rung != "ibp"):
-            self.differ(f"image {row.index} at eps {eps}: `{row.verdict}` does not go with its rung, grade or reason")
+        grade = {None: None, "ibp": result.arithmetic}.get(row.rung, "float32") if row.verdict == "certified" else None
+        if not fits or row.grade != grade:
+            where = f"image {row.index} at eps {result.eps}"
+            self.differ(f"{where}: `{row.verdict}` does not go with its rung, grade or reason")
 
     def _nesting(self) -> None:
         """Certified at a radius means certified below it; falsified means falsified above."""

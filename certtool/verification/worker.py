@@ -66,9 +66,14 @@ class Worker:
                 self.close()
                 return "time"
             kind, answer = pipe.recv()
-        except (EOFError, OSError):  # it died: of a signal, or of an allocation that C++ could not report
+        except (EOFError, OSError):
+            self._process.join(5)
+            code = self._process.exitcode
             self.close()
-            return "memory"
+            if code is not None and code > 0:  # it ended by itself: it could not even start
+                self.complaint = f"its process ended with exit code {code}"
+                return "engine"
+            return "memory"  # a signal, or an allocation that C++ could not report
         if kind == "ok":
             return torch.from_numpy(answer)
         if kind == "memory":
