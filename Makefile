@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | bench | clean        (needs Python >= 3.11; PYTHON=python3.12 make ... picks one)
+# make setup | demo | test | test-all | clean        (needs Python >= 3.11; PYTHON=python3.12 make ... picks one)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: setup demo lint test test-all bench clean
+.PHONY: setup demo lint test test-all clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
