@@ -27,7 +27,10 @@ def show_inspections(screen: Screen, found: list[Inspection], words: list[Findin
         for layer in inspection.layers:
             table.add_row(*cells(layer))
         screen.table(table)
-        screen.text(f"regularisers: tightness {inspection.tightness:.4f}, ReLU balance {inspection.relu:.4f}")
+        screen.text(
+            _terms("tightness", inspection.tightness, [(layer.name, layer.tightness) for layer in inspection.layers])
+        )
+        screen.text(_terms("ReLU balance", inspection.relu, [(layer.name, layer.relu) for layer in inspection.layers]))
     screen.text("")
     screen.text("gain: n/2 mean|W|; closed: what the initialisation predicts; growth: width over")
     screen.text("that at the ReLU before; log: ln(width over input width); dead: never active")
@@ -36,6 +39,12 @@ def show_inspections(screen: Screen, found: list[Inspection], words: list[Findin
     for word in words:
         sentence = f"- {word.text}" + (f" ({word.hint})" if word.hint else "")
         screen.text(textwrap.fill(sentence, 80, subsequent_indent="  ", break_long_words=False))
+
+
+def _terms(name: str, mean: float, terms: list[tuple[str, float | None]]) -> str:
+    """A regulariser and each layer's share of it."""
+    shares = ", ".join(f"{layer} {value:.2f}" for layer, value in terms if value is not None)
+    return textwrap.fill(f"{name} {mean:.4f}: {shares}", 80, subsequent_indent="  ", break_long_words=False)
 
 
 def cells(layer: Layer) -> list[str]:
@@ -58,6 +67,12 @@ def cells(layer: Layer) -> list[str]:
         share(layer.unstable),
         share(layer.inactive),
     ]
+
+
+def _all_cells(layer: Layer) -> list[str]:
+    """A page has room for the regularisers' terms too."""
+    terms = ("-" if value is None else f"{value:.3f}" for value in (layer.tightness, layer.relu))
+    return [*cells(layer), *terms]
 
 
 def write_plot(found: list[Inspection], file: Path) -> None:
@@ -83,8 +98,8 @@ def write_page(
         words=words,
         widths=widths,
         states=[(inspection.title, relu_states(inspection)) for inspection in found],
-        tables=[(inspection.title, [cells(layer) for layer in inspection.layers]) for inspection in found],
-        headers=HEADERS,
+        tables=[(inspection.title, [_all_cells(layer) for layer in inspection.layers]) for inspection in found],
+        headers=(*HEADERS, "tightness", "balance"),
         history=training_history(history) if history else None,
     )
     write_atomically(file, page.encode())
