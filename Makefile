@@ -31,10 +31,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2 -m "not slow and not realdata"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow and not realdata"
 
 test-all: lint
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
