@@ -256,7 +256,7 @@ def test_an_attack_that_beats_a_rigorous_proof_is_our_bug(robust_run: Path, monk
 def test_an_attack_that_beats_a_float32_proof_falsifies_with_a_warning(
     robust_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ladder, "lower_margins", lambda graph, bounds, labels: torch.ones(len(labels), 10))
+    monkeypatch.setattr(ladder, "margin_bounds", lambda graph, box, labels: torch.ones(len(labels), 10))
     checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     settings = LadderSettings("ibp", "float32", attack=SHORT, attack_certified=300)
     report = verify(checkpoint, split, eps("0.1"), count=50, settings=settings)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from certtool.attack import AttackSettings, attack
-from certtool.bounds import Interval, features_step, graph_of, lower_margins, propagate
+from certtool.bounds import Interval, graph_of, margin_bounds, propagate
 from certtool.bounds.lirpa import installed
 from certtool.bounds.rounding import has_rounded_rules, rounded_margins
 from certtool.epsilon import Epsilon
@@ -184,9 +184,7 @@ class Ladder:
         if self.arithmetic == "rigorous":
             box = Interval(box.center.to(self.device), box.radius.to(self.device))
             return rounded_margins(self.rigorous_graph, box, labels).min(1).values.cpu()
-        features = features_step(self.graph)
-        bounds = propagate(self.graph, to_float32(box, self.device), keep=() if features is None else (features,))
-        margins = lower_margins(self.graph, bounds, labels)
+        margins = margin_bounds(self.graph, to_float32(box, self.device), labels)
         return margins.scatter(1, labels.unsqueeze(1), torch.inf).min(1).values.double().cpu()
 
     def _attack(
