@@ -19,14 +19,16 @@ from certtool.errors import InputError
 from certtool.inspection import Inspection, Statistics
 from certtool.training import Event, Finished, new_run, stop_on_signal
 from certtool.verification import Grade, LadderSettings, Method, VerifyReport
+from certtool.zoo.resolve import resolve
 
 EpsLike = str | float | Epsilon
 DEFAULT_ATTACK = AttackSettings()
 
 
-def load(path: str | Path) -> Checkpoint:
-    """A model from its .safetensors file or its run folder, checked strictly, in evaluation mode."""
-    return load_checkpoint(Path(path))
+def load(reference: str | Path) -> Checkpoint:
+    """A model from its .safetensors file, run folder, zoo name or `hf://user/repo[@revision]`, in evaluation mode."""
+    path = reference if isinstance(reference, Path) else resolve(reference)
+    return load_checkpoint(path)
 
 
 def train(

@@ -11,7 +11,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 import typer
 
-from certtool.cli import doctor, inspect, recipe, runs, train, verify
+from certtool.cli import doctor, inspect, recipe, runs, train, verify, zoo
 from certtool.errors import CertToolError, Exit
 from certtool.version import __version__
 
@@ -28,6 +28,7 @@ app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
 app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("doctor")(doctor.doctor)
+app.add_typer(zoo.app, name="zoo")
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(runs.app, name="runs")
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from certtool.checkpoint import Checkpoint
     from certtool.inspection import Inspection, Statistics
     from certtool.recipe import Recipe
+    from certtool.report.screen import Screen
 
 EXAMPLES = """Examples:
 
@@ -60,12 +61,12 @@ def inspect(
     from certtool.report.screen import Screen
 
     others = [*(references or [])[1:], *([] if compare is None else [compare])]
-    subject = _Subject(references[0] if references else None, set_ or [], init or [], others)
+    screen = Screen(json=json)
+    subject = _Subject(screen, references[0] if references else None, set_ or [], init or [], others)
     found = subject.inspections(radius, trials, images, statistics, data, download)
     words = [finding for inspection in found for finding in diagnose(inspection)] if len(found) == 1 else []
     if len(subject.models) == 2:
         words = compared(found[0], found[1], subject.certified())
-    screen = Screen(json=json)
     if json:
         screen.document(subject.document(found, images) | {"findings": [asdict(word) for word in words]})
     else:
@@ -90,7 +91,9 @@ def _check(statistics: str | None, trials: int, images: int, plot: Path | None) 
 class _Subject:
     """What is looked at: one model, two models, or a recipe's network under one or more initialisations."""
 
-    def __init__(self, reference: str | None, overrides: list[str], inits: list[str], others: list[str]) -> None:
+    def __init__(
+        self, screen: Screen, reference: str | None, overrides: list[str], inits: list[str], others: list[str]
+    ) -> None:
         from certtool.catalog import INITIALISATIONS
         from certtool.recipe.diagnose import did_you_mean
 
@@ -99,7 +102,7 @@ class _Subject:
                 raise InputError(f"--init {name}: there is no such initialisation", did_you_mean(name, INITIALISATIONS))
         if reference is None:
             reference, inits = "recipe:tiny_cnn7", inits or list(INITIALISATIONS)
-        self.reference, self.inits = reference, inits
+        self.screen, self.reference, self.inits = screen, reference, inits
         self.recipe: Recipe | None = None
         self.models: list[Checkpoint] = []
         if _is_recipe(reference, inits):
@@ -118,14 +121,14 @@ class _Subject:
         self.inits = self.inits or [self.recipe.train.init]
 
     def _use_models(self, reference: str, overrides: list[str], inits: list[str], others: list[str]) -> None:
-        from certtool.checkpoint import load
+        from certtool.cli.models import load_model
 
         if inits or overrides:
             raise InputError(
                 f"--init and --set change a recipe, and `{reference}` is a model",
                 f"give the recipe, as in `certtool inspect recipe:tiny_cnn7 --init {(inits or ['ibp'])[0]}`",
             )
-        self.models = [load(Path(name)) for name in (reference, *others)]
+        self.models = [load_model(self.screen, name) for name in (reference, *others)]
 
     def inspections(
         self, eps: Epsilon | None, trials: int, images: int, statistics: str | None, data: Path | None, download: bool
@@ -180,15 +183,15 @@ class _Subject:
 def _is_recipe(reference: str, inits: list[str]) -> bool:
     """`recipe:NAME`, a .toml file, or a bare bundled name where only a recipe makes sense."""
     from certtool.recipe import bundled
+    from certtool.zoo import zoo_folder
 
     if reference.startswith("recipe:") or reference.endswith(".toml"):
         return True
     if reference in bundled() and not Path(reference).exists():
         if inits:
             return True
-        raise InputError(
-            f"`{reference}` could be a recipe or a model", f"write `recipe:{reference}`, or the path of a model"
-        )
+        model = f"`zoo:{reference}`" if (zoo_folder() / f"{reference}.toml").is_file() else "the path of a model"
+        raise InputError(f"`{reference}` could be a recipe or a model", f"write `recipe:{reference}` or {model}")
     return False
 
 

@@ -29,5 +29,7 @@ EpsOption = Annotated[
 ImagesOption = Annotated[int | None, typer.Option("--images", metavar="N", help="Only the first N images.")]
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A .safetensors file or the folder of a finished run.", show_default=False),
+    typer.Argument(
+        metavar="MODEL", help="A .safetensors file, a run folder, a zoo name, or hf://user/repo.", show_default=False
+    ),
 ]

@@ -106,7 +106,7 @@ def verify(
     radii = [Epsilon.parse(text) for text in eps or []]
     chosen = _indices(indices)
     _check_choices(method, arithmetic, split, fail_under)
-    from certtool.checkpoint import load
+    from certtool.cli.models import load_model
     from certtool.data import load_split
     from certtool.device import device_for
     from certtool.report.screen import Screen
@@ -114,7 +114,7 @@ def verify(
     from certtool.verification import verify, write_certificate
 
     screen = Screen(json=json)
-    checkpoint = load(Path(model))
+    checkpoint = load_model(screen, model)
     settings = _settings(method, arithmetic, None if no_attack else (attack_steps, restarts, seed), attack_certified,
                          batch_size, memory, time_limit)  # fmt: skip
     if image is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from certtool import toml_text
 from certtool.errors import InputError, Problem, RecipeError
 from certtool.recipe.diagnose import Source, diagnose, did_you_mean
 from certtool.recipe.positions import Path, Position, positions
@@ -70,37 +71,13 @@ def load(reference: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def overrides_from(values: Mapping[str, Any]) -> list[str]:
     """`{"train.epochs": 5}` as the strings `--set` takes, for the Python API."""
-    return [f"{key}={_literal(value)}" for key, value in values.items()]
+    return [f"{key}={toml_text.literal(value)}" for key, value in values.items()]
 
 
 def render(recipe: Recipe) -> str:
     """The resolved recipe as TOML: every key, also those left at their defaults."""
     values = recipe.model_dump(by_alias=True, exclude_none=True)
-    return "\n".join(_lines(values, ())).strip() + "\n"
-
-
-def _lines(values: Mapping[str, Any], path: Path) -> list[str]:
-    scalars = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    lines = ["", f"[{'.'.join(path)}]"] if path and scalars else []
-    lines += [f"{key} = {_literal(value)}" for key, value in scalars.items()]
-    for key, value in values.items():
-        if isinstance(value, dict):
-            lines += _lines(value, (*path, key))
-    return lines
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(float(value)) if isinstance(value, float) else str(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_literal(item) for item in value)}]"
-    escaped = "".join(_ESCAPES.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in str(value))
-    return f'"{escaped}"'
-
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return toml_text.document(values)
 
 
 def _source_of(file: FilePath) -> Source:

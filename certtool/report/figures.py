@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from certtool.epsilon import Epsilon
 from certtool.inspection import Inspection
+from certtool.zoo import Record
 
 # Okabe and Ito's palette: distinct for every kind of colour vision, and in grey by its markers.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -58,6 +60,29 @@ def as_svg(drawn: Any, title: str) -> str:
 
 def accuracy_curve(points: list[dict[str, float | None]]) -> str:
     """Clean, attacked, certified and rigorously certified accuracy over eps, in per cent."""
+    with figure() as (drawn, axes):
+        _accuracies(axes, points)
+        return as_svg(drawn, "accuracy over eps")
+
+
+def certified_curve(record: Record) -> bytes:
+    """The same picture of a zoo record, as PNG for its model card. At eps 0 every accuracy is the clean one."""
+    names = ("clean", "attacked", "certified", "rigorous")
+    points: list[dict[str, float | None]] = [{"eps": 0.0, **dict.fromkeys(names, record.headline.clean)}]
+    points += [
+        {"eps": float(Epsilon.parse(result.eps)), "clean": result.clean, "attacked": result.attacked,
+         "certified": result.certified, "rigorous": result.certified_rigorous}
+        for result in record.results
+    ]  # fmt: skip
+    with figure() as (drawn, axes):
+        _accuracies(axes, points)
+        axes.set_title(f"{record.name}, {record.data.images:,} {record.data.split} images", fontsize=11)
+        buffer = io.BytesIO()
+        drawn.savefig(buffer, format="png", dpi=120, facecolor="white", metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def _accuracies(axes: Any, points: list[dict[str, float | None]]) -> None:
     ordered = sorted(points, key=lambda point: point["eps"] or 0.0)
     series = (
         ("clean", "clean", BLUE, "o", "-"),
@@ -65,18 +90,14 @@ def accuracy_curve(points: list[dict[str, float | None]]) -> str:
         ("certified", "certified", GREEN, "^", "-"),
         ("rigorous", "of it rigorously", VERMILLION, "v", ":"),
     )
-    with figure() as (drawn, axes):
-        for key, label, colour, marker, line in series:
-            chosen = [(point["eps"], value) for point in ordered if (value := point[key]) is not None]
-            if chosen:
-                xs, ys = zip(*chosen, strict=True)
-                axes.plot(xs, [100 * y for y in ys], color=colour, marker=marker, linestyle=line, label=label)
-        least = min(100 * value for point in points for key, *_ in series if (value := point[key]) is not None)
-        axes.set(
-            xlabel="eps (pixel units)", ylabel="images, %", ylim=(max(0, least // 10 * 10 - 10), 102), xlim=(0, None)
-        )
-        axes.legend(loc="lower left")
-        return as_svg(drawn, "accuracy over eps")
+    for key, label, colour, marker, line in series:
+        chosen = [(point["eps"], value) for point in ordered if (value := point[key]) is not None]
+        if chosen:
+            xs, ys = zip(*chosen, strict=True)
+            axes.plot(xs, [100 * y for y in ys], color=colour, marker=marker, linestyle=line, label=label)
+    least = min(100 * value for point in points for key, *_ in series if (value := point[key]) is not None)
+    axes.set(xlabel="eps (pixel units)", ylabel="images, %", ylim=(max(0, least // 10 * 10 - 10), 102), xlim=(0, None))
+    axes.legend(loc="lower left")
 
 
 def margin_histogram(certified: list[float], unknown: list[float], edges: list[float]) -> str:

@@ -66,7 +66,7 @@ class Screen:
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[int, int], None]]:
         """A bar on a terminal; silence elsewhere."""
-        if self.json or self.quiet or not self.err.is_terminal:
+        if not self.shows_bars:
             yield lambda done, total: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -76,10 +76,34 @@ class Screen:
             task = bar.add_task(title, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
+    @property
+    def shows_bars(self) -> bool:
+        return not self.json and not self.quiet and self.err.is_terminal
+
+    def confirm(self, question: str) -> bool:
+        """Only a person at a terminal is asked; nobody else says yes by accident."""
+        if self.json or not sys.stdin.isatty() or not self.err.is_terminal:
+            return False
+        self.err.print(f"{question} [y/N] ", end="", markup=False)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextlib.contextmanager
+    def download(self) -> Iterator[Callable[[int, int], None]]:
+        """A bar of bytes on a terminal; silence elsewhere."""
+        if not self.shows_bars:
+            yield lambda done, total: None
+            return
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task("fetch", total=None, visible=False)
+            yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
     @contextlib.contextmanager
     def rungs(self) -> Iterator[Callable[[str, int, int], None]]:
         """A bar for each rung of the ladder, as it is reached; silence where nobody looks."""
-        if self.json or self.quiet or not self.err.is_terminal:
+        if not self.shows_bars:
             yield lambda rung, done, total: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -253,6 +253,7 @@ def new_run(
 def resumed_run(path: Path, *, data: Path | None = None, download: bool = False, device: torch.device) -> Trainer:
     """A run from where its folder's saved state stands."""
     folder, recipe = RunFolder.open(path)
+    folder.sweep()
     trainer = Trainer(recipe, folder, *_splits(recipe, data, download), device)
     trainer.resume()
     return trainer

@@ -54,6 +54,7 @@ class RunFolder:
             for name in present:
                 (path / name).unlink()
         folder = cls(path)
+        folder.sweep()
         write_atomically(path / RECIPE_FILE, render(recipe).encode())
         if out is None:
             _point(path.parent / "latest", path)
@@ -68,6 +69,13 @@ class RunFolder:
                 "`certtool runs list` shows the runs there are",
             )
         return cls(path), load(str(path / RECIPE_FILE))
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half-written. Only for who is about to write: see `write_atomically`."""
+        with disk_errors(self.path):
+            for name in OUR_FILES:
+                for leftover in self.path.glob(f".{name}.*"):
+                    leftover.unlink()
 
     def metrics(self) -> list[dict[str, Any]]:
         """The finished epochs; a torn last line (a kill while it was written) is left out."""

@@ -1,0 +1,104 @@
+"""One file of the Hub into one file here: streamed, resumed where it broke off, never longer than it should be."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx2
+from huggingface_hub import get_session
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+from certtool.errors import OutsideError
+from certtool.files import disk_errors
+from certtool.zoo import hub
+from certtool.zoo.hub import Endpoint, Listing, RemoteFile
+
+MOST_REDIRECTIONS = 5
+_PLAIN_ETAG = re.compile(r'^(W/)?"?[A-Za-z0-9+=_.:-]{1,200}"?$')
+Progress = Callable[[int], None]  # bytes that arrived
+
+
+def download(listing: Listing, file: RemoteFile, target: Path, endpoint: Endpoint, progress: Progress) -> None:
+    """What is missing of `target`. Each time something arrives the patience starts anew."""
+    url = f"{endpoint.url}/{listing.repo}/resolve/{listing.commit}/{quote(file.name)}"
+    failures = 0
+    while (have := _size(target)) < file.size:
+        try:
+            _append(url, listing, file, target, endpoint, progress)
+        except (httpx2.TransportError, HfHubHTTPError) as error:
+            if isinstance(error, HfHubHTTPError) and hub.status(error) not in hub.RETRIED:
+                raise
+            failures = 0 if _size(target) > have else failures + 1
+            if failures >= len(hub.PAUSES):
+                raise
+            pause = hub.PAUSES[failures]
+            time.sleep(hub.wait_for(error, pause) if isinstance(error, HfHubHTTPError) else pause)
+
+
+def _size(target: Path) -> int:
+    return target.stat().st_size if target.exists() else 0
+
+
+def _append(url: str, listing: Listing, file: RemoteFile, target: Path, endpoint: Endpoint, progress: Progress) -> None:
+    """One request: from where the file ends."""
+    have = _size(target)
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    for _ in range(MOST_REDIRECTIONS):
+        hub.check_url(url)
+        token = listing.token if _same_origin(url, endpoint.url) else None
+        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+        with get_session().stream(
+            "GET", url, headers=headers | authorization, follow_redirects=False, timeout=hub.TIMEOUT
+        ) as response:
+            if response.is_redirect:
+                url = urljoin(url, response.headers["Location"])
+                continue
+            if response.status_code == 416:  # what is here does not fit what is there: from the beginning
+                target.unlink(missing_ok=True)
+                return
+            if response.is_error:
+                response.read()
+            hf_raise_for_status(response)
+            _check_headers(response, listing, file, have)
+            _write(response, file, target, have if response.status_code == 206 else 0, progress)
+            return
+    raise OutsideError(f"the Hub sends us in circles for `{file.name}`")
+
+
+def _same_origin(one: str, other: str) -> bool:
+    return urlsplit(one)[:2] == urlsplit(other)[:2]
+
+
+def _check_headers(response: httpx2.Response, listing: Listing, file: RemoteFile, have: int) -> None:
+    etag = response.headers.get("ETag")
+    if etag is not None and not _PLAIN_ETAG.fullmatch(etag):
+        raise OutsideError(f"the Hub answers for `{file.name}` with a strange ETag: `{hub.plain(etag)}`")
+    commit = response.headers.get("X-Repo-Commit")
+    if commit is not None and hub.checked_commit(commit) != listing.commit:
+        raise OutsideError(f"asked for commit {listing.commit}, the Hub answered with {commit}")
+    kind = response.headers.get("Content-Type", "")
+    if kind.startswith("text/html"):
+        raise OutsideError(f"the Hub answers for `{file.name}` with a web page", "is a login page in between?")
+    if response.status_code == 206:
+        start = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        if start is None or int(start[1]) != have:
+            raise OutsideError(f"the Hub sends another part of `{file.name}` than was asked for")
+
+
+def _write(response: httpx2.Response, file: RemoteFile, target: Path, start: int, progress: Progress) -> None:
+    # Unbuffered, in the pieces that arrive: what a broken connection delivered is kept.
+    with disk_errors(target), target.open("ab", buffering=0) as out:
+        out.truncate(start)
+        for chunk in response.iter_raw():
+            start += len(chunk)
+            if start > file.size:
+                raise OutsideError(f"the Hub sends more of `{file.name}` than the {file.size:,} bytes it listed")
+            out.write(chunk)
+            progress(len(chunk))
+    if start < file.size:
+        raise httpx2.RemoteProtocolError(f"the connection ended {file.size - start:,} bytes early")
