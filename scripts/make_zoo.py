@@ -1,8 +1,8 @@
 """Write a model of the zoo from a finished run, and zoo/README.md from all records.
 
-    certtool train tiny_cnn7 --out runs/zoo
-    python scripts/make_zoo.py tiny_cnn7 runs/zoo --eps 0.05 --eps 0.1 --eps 0.15 --eps 0.2
-    python scripts/make_zoo.py                      # the README alone
+certtool train tiny_cnn7 --out runs/zoo
+python scripts/make_zoo.py tiny_cnn7 runs/zoo --eps 0.05 --eps 0.1 --eps 0.15 --eps 0.2
+python scripts/make_zoo.py                      # the README alone
 """
 
 from __future__ import annotations

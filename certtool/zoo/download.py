@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin
 
 import httpx2
 from huggingface_hub import get_session
@@ -50,7 +50,7 @@ def _append(url: str, listing: Listing, file: RemoteFile, target: Path, endpoint
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     for _ in range(MOST_REDIRECTIONS):
         hub.check_url(url)
-        token = listing.token if _same_origin(url, endpoint.url) else None
+        token = listing.token if hub.same_origin(url, endpoint.url) else None
         authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         with get_session().stream(
             "GET", url, headers=headers | authorization, follow_redirects=False, timeout=hub.TIMEOUT
@@ -68,10 +68,6 @@ def _append(url: str, listing: Listing, file: RemoteFile, target: Path, endpoint
             _write(response, file, target, have if response.status_code == 206 else 0, progress)
             return
     raise OutsideError(f"the Hub sends us in circles for `{file.name}`")
-
-
-def _same_origin(one: str, other: str) -> bool:
-    return urlsplit(one)[:2] == urlsplit(other)[:2]
 
 
 def _check_headers(response: httpx2.Response, listing: Listing, file: RemoteFile, have: int) -> None:

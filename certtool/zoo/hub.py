@@ -17,7 +17,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub import HfApi, constants, get_session, get_token
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -190,6 +190,27 @@ def plain(text: str, limit: int = 200) -> str:
 
 
 @contextlib.contextmanager
+def token_stays_home(endpoint: Endpoint) -> Iterator[None]:
+    """While we publish: a server may name any address for its LFS answers, and the client would send the token."""
+
+    def strip(request: httpx2.Request) -> None:
+        if not same_origin(str(request.url), endpoint.url):
+            request.headers.pop("Authorization", None)
+
+    session = get_session()
+    hooks = session.event_hooks
+    session.event_hooks = hooks | {"request": [*hooks.get("request", []), strip]}
+    try:
+        yield
+    finally:
+        session.event_hooks = hooks
+
+
+def same_origin(one: str, other: str) -> bool:
+    return urlsplit(one)[:2] == urlsplit(other)[:2]
+
+
+@contextlib.contextmanager
 def sentences(repo: str, endpoint: Endpoint) -> Iterator[None]:
     """What the client raises, as what happened and what to do. Exit 3, except where the name itself is wrong."""
     try:
@@ -200,13 +221,23 @@ def sentences(repo: str, endpoint: Endpoint) -> Iterator[None]:
         raise Unreachable("HF_HUB_OFFLINE is set, and this needs the Hub", "unset it") from None
     except (HfHubHTTPError, EntryNotFoundError) as error:
         raise _refusal(error, repo, endpoint) from None
+    except RuntimeError as error:  # how the client reports a failed upload of a large file
+        if not isinstance(error.__cause__, HfHubHTTPError | httpx2.HTTPError):
+            raise
+        raise _failure(error.__cause__, repo, endpoint) from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = plain(str(error)) or type(error).__name__
-        raise Unreachable(f"cannot reach {endpoint.url}: {reason}", "check the network and HF_ENDPOINT") from None
+        raise _failure(error, repo, endpoint) from None
 
 
 class Unreachable(OutsideError):
     """No answer at all: what is in the cache has to do."""
+
+
+def _failure(error: Exception, repo: str, endpoint: Endpoint) -> OutsideError:
+    if isinstance(error, HfHubHTTPError):
+        return _refusal(error, repo, endpoint)
+    reason = plain(str(error)) or type(error).__name__
+    return Unreachable(f"cannot reach {endpoint.url}: {reason}", "check the network and HF_ENDPOINT")
 
 
 def _refusal(error: Exception, repo: str, endpoint: Endpoint) -> OutsideError:

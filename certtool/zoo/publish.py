@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -129,7 +130,7 @@ def publish(plan: Plan, *, bars: bool = False) -> Published:
     if not bars:
         disable_progress_bars()
     api = endpoint.api(token)
-    with hub.sentences(plan.repo, endpoint):
+    with hub.sentences(plan.repo, endpoint), hub.token_stays_home(endpoint):
         hub.patiently(api.whoami)
         parent, present = _head(api, plan)
         commit = _commit(api, plan, parent, present)
@@ -168,7 +169,13 @@ def _commit(api: HfApi, plan: Plan, parent: str, present: list[str]) -> str:
     operations += [CommitOperationDelete(name) for name in stale]
     best = plan.record.headline
     message = f"{plan.record.name}: {100 * best.certified_rigorous:.2f} % certified (rigorous) at eps {best.eps}"
-    done = api.create_commit(plan.repo, operations, commit_message=message, parent_commit=parent)
+    try:
+        done = api.create_commit(plan.repo, operations, commit_message=message, parent_commit=parent)
+    except httpx2.TransportError:  # the answer was lost, perhaps not the commit; reading back will tell
+        head = hub.checked_commit(hub.patiently(lambda: api.model_info(plan.repo, timeout=hub.TIMEOUT)).sha)
+        if head == parent:
+            raise
+        return head
     return hub.checked_commit(done.oid)
 
 
