@@ -87,6 +87,8 @@ def retrieve(found: Listing, endpoint: Endpoint, folder: Path, progress: Progres
     for name in NEEDED:
         if name not in names:
             raise OutsideError(f"{found.repo} is not a certtool model: it has no `{name}`")
+    with disk_errors(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
     total = sum(file.size for file in found.files)
     _check_space(folder, total)
     done = sum(_arrived(folder, file) for file in found.files)
