@@ -120,8 +120,8 @@ def test_forward_value_and_nesting(images: list[str], vectors: list[str], seed: 
     nests_as_eps_grows(model, batch(seed))
 
 
-@given(seeds, st.sampled_from(["linear", "conv", "grouped", "strided"]))
-@settings(max_examples=20)
+@given(seeds, st.sampled_from(["linear", "conv", "grouped", "strided", "grouped and strided", "pointwise"]))
+@settings(max_examples=30)
 def test_affine_layer_is_exact(seed: int, kind: str) -> None:
     torch.manual_seed(seed)
     layers: dict[str, Callable[[], nn.Module]] = {
@@ -129,6 +129,8 @@ def test_affine_layer_is_exact(seed: int, kind: str) -> None:
         "conv": lambda: nn.Conv2d(2, 3, 3, padding=1),
         "grouped": lambda: nn.Conv2d(2, 4, 3, groups=2),
         "strided": lambda: nn.Conv2d(2, 3, 3, stride=2, dilation=2),
+        "grouped and strided": lambda: nn.Conv2d(2, 6, 3, stride=2, padding=1, groups=2),
+        "pointwise": lambda: nn.Conv2d(2, 3, 1, stride=2),
     }
     one_affine_layer_is_exact(layers[kind]().double(), batch(seed), 0.1)
 
