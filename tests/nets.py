@@ -162,7 +162,11 @@ def network(images: Sequence[str], vectors: Sequence[str], seed: int, classes: i
     body = nn.Sequential(nn.Conv2d(2, CHANNELS, 3, padding=1), *(image_layer(kind) for kind in images))
     size = body.eval()(torch.zeros(1, 2, 6, 6)).numel()
     head = nn.Sequential(nn.Linear(size, 8), *(vector_layer(kind, 8) for kind in vectors), nn.Linear(8, classes))
-    model = nn.Sequential(body, Head() if seed % 2 else nn.Flatten(), head).double().eval()
+    return lively(nn.Sequential(body, Head() if seed % 2 else nn.Flatten(), head).double().eval())
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """BatchNorm layers get statistics and weights of both signs, so that nothing is the identity by accident."""
     for module in model.modules():
         if hasattr(module, "running_mean"):
             module.running_mean.normal_()

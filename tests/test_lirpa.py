@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_checker import header, lively
 from torch import nn
 
-from certtool import catalog
+from certtool import catalog, checkpoint
 from certtool.bounds import ball, graph_of, margin_bounds
 from certtool.bounds.lirpa import INSTALL, Engine, installed, without_groups
 from certtool.models import build
 
 pytestmark = pytest.mark.skipif(installed() is None, reason="auto_LiRPA is not installed")
 
-ARGUMENTS = {
+ARGUMENTS: dict[str, catalog.Arguments] = {
     "cnn7": catalog.Cnn7(arch="cnn7", width=4, hidden=32),
     "wide_resnet": catalog.WideResnet(arch="wide_resnet", width=4, widen=1, hidden=32),
     "resnext": catalog.Resnext(arch="resnext", width=4, bottleneck=2, blocks=[1, 2, 1], hidden=32),
@@ -161,6 +162,14 @@ def _run(code: str, *arguments: str) -> str:
 
 def test_crown_ibp_margins_are_those_of_the_checker(robust_run: Path) -> None:
     assert float(_run(CROWN_IBP, str(robust_run)).split()[-1]) < 1e-4
+
+
+def test_crown_ibp_margins_of_resnext_are_those_of_the_checker(tmp_path: Path) -> None:
+    """Groups and identity shortcuts, pulled back by two implementations."""
+    arguments, digits = ARGUMENTS["resnext"], catalog.DATASETS["digits"]
+    model = lively(build(arguments, digits, "xavier-uniform", seed=5), seed=6)
+    checkpoint.save(tmp_path / "model.safetensors", model, header(arguments, digits))
+    assert float(_run(CROWN_IBP, str(tmp_path)).split()[-1]) < 1e-4
 
 
 @pytest.mark.parametrize("arch", sorted(ARGUMENTS))
