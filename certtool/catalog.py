@@ -16,7 +16,8 @@ Initialisation = Literal["ibp", "xavier-uniform", "xavier-normal", "kaiming-unif
 INITIALISATIONS: tuple[str, ...] = get_args(Initialisation)
 
 Size = Annotated[int, Field(ge=1, le=4096)]
-Depth = Annotated[int, Field(ge=1, le=64)]
+Count = Annotated[int, Field(ge=1, le=64)]
+Blocks = Annotated[list[Count], Field(min_length=3, max_length=3)]  # of each of the three stages
 
 
 class Arguments(BaseModel):
@@ -41,15 +42,25 @@ class WideResnet(Arguments):
     arch: Literal["wide_resnet"]
     width: Size = 16  # filters of the first convolution
     widen: Size = 8  # a stage has width * widen * (1, 2, 4) filters
-    blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=3, max_length=3)] = Field(
-        default=[1, 1, 1]
-    )
+    blocks: Blocks = Field(default=[1, 1, 1])
     hidden: Size = 512
     batch_norm: BatchNormMode = "full"
 
 
-Architecture = Annotated[Cnn7 | WideResnet, Field(discriminator="arch")]
-ARCHITECTURES: dict[str, type[Arguments]] = {"cnn7": Cnn7, "wide_resnet": WideResnet}
+class Resnext(Arguments):
+    """Three stages of bottleneck blocks with grouped convolutions, no pooling (paper, appendix on implementation)."""
+
+    arch: Literal["resnext"]
+    width: Size = 64  # filters of the first convolution
+    cardinality: Count = 2  # groups of a block's 3x3 convolution
+    bottleneck: Size = 32  # filters of such a group in the first stage; (1, 2, 4) times as many in the three
+    blocks: Blocks = Field(default=[1, 1, 1])
+    hidden: Size = 512
+    batch_norm: BatchNormMode = "full"
+
+
+Architecture = Annotated[Cnn7 | WideResnet | Resnext, Field(discriminator="arch")]
+ARCHITECTURES: dict[str, type[Arguments]] = {"cnn7": Cnn7, "wide_resnet": WideResnet, "resnext": Resnext}
 
 
 @dataclass(frozen=True)

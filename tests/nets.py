@@ -14,7 +14,7 @@ from certtool.models.batch_norm import PartialBatchNorm
 IMAGE_LAYERS = (
     "conv", "grouped", "strided", "dilated", "reflect", "batchnorm", "partial-center", "partial-scale", "relu", "leaky",
     "maxpool", "avgpool", "adaptive", "dropout", "identity", "residual", "difference", "scaled", "concat", "normalize",
-    "shift", "negate", "functional",
+    "shift", "negate", "functional", "depthwise", "pointwise", "bottleneck",
 )  # fmt: skip
 VECTOR_LAYERS = (
     "linear",
@@ -41,6 +41,18 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.branch(x) + x
         return result
+
+
+class Bottleneck(Residual):
+    """A block of ResNeXt with an identity shortcut: BatchNorm after each convolution, ReLU after the sum."""
+
+    def __init__(self, c: int) -> None:
+        grouped = nn.Conv2d(c, c, 3, padding=1, groups=2)
+        first = (nn.Conv2d(c, c, 1), nn.BatchNorm2d(c), nn.ReLU(), grouped, nn.BatchNorm2d(c), nn.ReLU())
+        super().__init__(nn.Sequential(*first, nn.Conv2d(c, c, 1), nn.BatchNorm2d(c)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
 
 
 class Difference(Residual):
@@ -124,6 +136,9 @@ def image_layer(kind: str) -> nn.Module:
         "shift": Shift,
         "negate": Negate,
         "functional": Functional,
+        "depthwise": lambda: nn.Conv2d(c, c, 3, stride=2, padding=1, groups=c),
+        "pointwise": lambda: nn.Sequential(nn.Conv2d(c, c, 1, stride=2), nn.BatchNorm2d(c)),
+        "bottleneck": lambda: Bottleneck(c),
     }[kind]()
 
 
@@ -147,7 +162,11 @@ def network(images: Sequence[str], vectors: Sequence[str], seed: int, classes: i
     body = nn.Sequential(nn.Conv2d(2, CHANNELS, 3, padding=1), *(image_layer(kind) for kind in images))
     size = body.eval()(torch.zeros(1, 2, 6, 6)).numel()
     head = nn.Sequential(nn.Linear(size, 8), *(vector_layer(kind, 8) for kind in vectors), nn.Linear(8, classes))
-    model = nn.Sequential(body, Head() if seed % 2 else nn.Flatten(), head).double().eval()
+    return lively(nn.Sequential(body, Head() if seed % 2 else nn.Flatten(), head).double().eval())
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """BatchNorm layers get statistics and weights of both signs, so that nothing is the identity by accident."""
     for module in model.modules():
         if hasattr(module, "running_mean"):
             module.running_mean.normal_()

@@ -16,7 +16,11 @@ from conftest import ENVIRONMENT
 from torch import nn
 
 from certtool import catalog, checker, checkpoint, recipe, safefile
+from certtool.bounds import graph_of, margin_bounds
+from certtool.bounds.box import outer_edges
+from certtool.bounds.rounding import rounded_margins
 from certtool.checker import intervals
+from certtool.checker.linear import apply, transposed
 from certtool.checker.margins import least_margin as checked_margin
 from certtool.checker.network import Affine, BatchNorm, Flatten, Relu, Step
 from certtool.data import load_split
@@ -38,6 +42,11 @@ ARGUMENTS = {
     **{f"cnn7-{mode}": arguments for mode, arguments in CNN7.items()},
     **{f"wide_resnet-{mode}": arguments for mode, arguments in RESNET.items()},
     "cnn7-downsample": catalog.Cnn7(arch="cnn7", width=3, hidden=12, downsample=2),
+    "resnext-two-groups": catalog.Resnext(arch="resnext", width=4, bottleneck=1, blocks=[1, 2, 1], hidden=8),
+    # Three groups without BatchNorm; as wide as the first stage, so that its shortcut is the identity too.
+    "resnext-three-groups": catalog.Resnext(
+        arch="resnext", width=12, cardinality=3, bottleneck=2, hidden=8, batch_norm="none"
+    ),
 }
 
 
@@ -112,6 +121,43 @@ def test_logits_are_those_of_torch_in_float64(pair: tuple[nn.Module, checker.Net
     np.testing.assert_allclose(checker.forward(network, x), expected, rtol=0, atol=1e-10 * np.abs(expected).max())
 
 
+def test_margins_are_those_of_the_engine(pair: tuple[nn.Module, checker.Network]) -> None:
+    """Two float64 implementations of one formula, for binary32 evaluations and for exact arithmetic."""
+    model, network = pair
+    graph, pixels = graph_of(model.double()), images(6)
+    labels = np.arange(6) % 4
+    for eps in (Fraction(0), Fraction(1, 255)):
+        lower, upper = checker.exact_box(pixels, 255, eps)
+        box = outer_edges(torch.from_numpy(pixels), 255, eps).interval()
+        with torch.no_grad():
+            rigorous = rounded_margins(graph, box, torch.from_numpy(labels)).min(1).values
+            exact = margin_bounds(graph, box, torch.from_numpy(labels))
+        exact = exact.scatter(1, torch.from_numpy(labels)[:, None], torch.inf).min(1).values
+        for found, expected in (
+            (checker.rigorous_margins(network, lower, upper, labels), rigorous),
+            (checker.interval_margins(network, lower, upper, labels), exact),
+        ):
+            np.testing.assert_allclose(found, expected.numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (1, 2, 0), (1, 1, 0)])
+def test_convolutions_in_groups(groups: int, kernel: int, stride: int, padding: int) -> None:
+    """The checker's own convolution is torch's, and its transpose is the adjoint: y . (W x) = (W^T y) . x."""
+    generator = np.random.default_rng(groups)
+    weight = generator.normal(size=(8, 4 // groups, kernel, kernel))
+    step = Affine(weight, np.zeros(8), stride, padding, None, groups)
+    x = generator.normal(size=(3, 4, 7, 6))
+    found = apply(step, weight, x)
+    expected = nn.functional.conv2d(
+        torch.from_numpy(x), torch.from_numpy(weight), None, stride, padding, 1, groups
+    ).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    rows = generator.normal(size=(5, *found.shape[1:]))
+    back = transposed(step, rows, x.shape[1:])
+    np.testing.assert_allclose(np.einsum("rchw,xchw->rx", rows, found), np.einsum("rchw,xchw->rx", back, x), atol=1e-10)
+
+
 def test_the_digits_recipe_is_read(small_run: Path) -> None:
     """A model as `certtool train` leaves it, on the images it was trained for."""
     content = (small_run / "model.safetensors").read_bytes()
@@ -165,7 +211,8 @@ def edited(key: str, **values: object):  # type: ignore[no-untyped-def]
         (edited("arch", batch_norm="none"), "too many"),
         (edited("arch", downsample=3), "downsample"),
         (edited("arch", pooling=True), "pooling"),
-        (edited("arch", arch="resnext"), "resnext"),
+        (edited("arch", arch="densenet"), "densenet"),
+        (edited("arch", arch="resnext"), "downsample"),
         (edited("arch", arch=["cnn7"]), "no architecture"),
         (edited("dataset", mean=[0.5]), "one mean a channel"),
         (edited("dataset", mean=[0.5, 0.5, 10**400]), "float32 cannot hold"),
@@ -354,14 +401,11 @@ def test_rounding_is_paid_where_it_is_worst(harm: str, tmp_path: Path) -> None:
 def harsh_layer(kind: str, harm: str) -> tuple[nn.Sequential, Affine, np.ndarray]:
     """One layer with its BatchNorm and inputs, all in float32, where one term of the error outweighs the others."""
     generator = torch.Generator().manual_seed(len(kind + harm))
-    affine = nn.Conv2d(4, 6, 3, stride=2, padding=1) if kind == "convolution" else nn.Linear(40, 6)
-    norm = nn.BatchNorm2d(6) if kind == "convolution" else nn.BatchNorm1d(6)
+    convolution, groups = kind != "linear", 2 if kind == "grouped" else 1
+    affine = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=groups) if convolution else nn.Linear(40, 6)
+    norm = nn.BatchNorm2d(6) if convolution else nn.BatchNorm1d(6)
     model = lively(nn.Sequential(affine, norm), seed=len(harm))
-    x = (
-        torch.randn(50, 4, 7, 8, generator=generator)
-        if kind == "convolution"
-        else torch.randn(50, 40, generator=generator)
-    )
+    x = torch.randn(50, 4, 7, 8, generator=generator) if convolution else torch.randn(50, 40, generator=generator)
     with torch.no_grad():
         if harm == "constants":
             affine.bias += 3e4
@@ -375,8 +419,8 @@ def harsh_layer(kind: str, harm: str) -> tuple[nn.Sequential, Affine, np.ndarray
     batch_norm = BatchNorm(
         weights["1.weight"], weights["1.bias"], weights["1.running_mean"], weights["1.running_var"], 1e-5, True, True
     )
-    padding, stride = (1, 2) if kind == "convolution" else (0, 1)
-    return model, Affine(weights["0.weight"], weights["0.bias"], stride, padding, batch_norm), x.numpy()
+    padding, stride = (1, 2) if convolution else (0, 1)
+    return model, Affine(weights["0.weight"], weights["0.bias"], stride, padding, batch_norm, groups), x.numpy()
 
 
 def outside(ball: intervals.Ball, values: np.ndarray) -> int:
@@ -396,7 +440,7 @@ def forgetful(forgotten: str, step: Affine, ball: intervals.Ball) -> intervals.B
     return intervals.Ball(intervals.affine(step, ball, intervals.BINARY32).center, without.radius)
 
 
-@pytest.mark.parametrize("kind", ["convolution", "linear"])
+@pytest.mark.parametrize("kind", ["convolution", "grouped", "linear"])
 @pytest.mark.parametrize("harm", ["everything", "constants", "center"])
 def test_a_layer_contains_every_way_to_compute_it(kind: str, harm: str) -> None:
     model, step, x = harsh_layer(kind, harm)

@@ -4,6 +4,8 @@ from torch import nn
 
 from certtool import catalog
 from certtool.bounds import graph_of
+from certtool.epsilon import Epsilon
+from certtool.inspection import inspect
 from certtool.models import BUILDERS, build, difference_gain, fan_in, initialise
 from certtool.models.initialise import INITIALISERS, follows_residual_sum, hidden_affine_steps
 
@@ -68,6 +70,50 @@ def test_weights_after_a_residual_sum_are_halved() -> None:
     for name in halved:
         assert difference_gain(model.get_submodule(name)) == pytest.approx(0.5, rel=0.06)
     assert difference_gain(model.get_submodule("blocks.1.conv2")) == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "halved"),
+    [
+        ([1, 1, 1], {"blocks.1.conv1", "blocks.1.shortcut.0", "blocks.2.conv1", "blocks.2.shortcut.0", "linear"}),
+        # Behind an identity shortcut there is no second weight to halve.
+        ([2, 1, 1], {"blocks.1.conv1", "blocks.2.conv1", "blocks.2.shortcut.0", "blocks.3.conv1",
+                     "blocks.3.shortcut.0", "linear"}),
+    ],
+)  # fmt: skip
+def test_resnext_gains(blocks: list[int], halved: set[str]) -> None:
+    """A grouped convolution's fan-in is its group's; what reads ReLU(sum), the dense layer too, has half the gain."""
+    arguments = catalog.Resnext(arch="resnext", width=32, bottleneck=16, blocks=blocks, hidden=64)
+    model = build(arguments, catalog.DATASETS["cifar10"], "ibp", 0)
+    graph = graph_of(model)
+    steps = hidden_affine_steps(graph)
+    assert {step.name for step in steps if follows_residual_sum(graph, step)} == halved
+    for step in steps:
+        layer = step.module
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        if layer.weight.numel() > 1000:  # enough entries for their mean
+            expected = 0.5 if step.name in halved else 1.0
+            assert difference_gain(layer) == pytest.approx(expected, rel=0.06), step.name
+    last = model.blocks[-1].conv2
+    assert last.groups == 2
+    assert fan_in(last) == 64 * 9
+    # n E|W| = 2 also output by output: no group draws from another's.
+    assert (fan_in(last) / 2 * last.weight.abs().mean((1, 2, 3)) - 1).abs().max() < 0.15
+
+
+@pytest.mark.parametrize("blocks", [[1, 1, 1], [2, 2, 2]])
+def test_bounds_of_resnext_do_not_explode_at_initialisation(blocks: list[int]) -> None:
+    """Without BatchNorm widths stay within a small factor from layer to layer, as the paper's rule promises."""
+    arguments = catalog.Resnext(arch="resnext", width=16, bottleneck=8, blocks=blocks, hidden=64, batch_norm="none")
+    x = torch.rand(4, 3, 32, 32)
+
+    def largest_growth(init: str) -> float:
+        model = build(arguments, catalog.DATASETS["cifar10"], init, 0)
+        found = inspect(model, x, Epsilon.parse("2/255"), statistics="running", init=init)
+        return max(layer.growth for layer in found.layers[:-1])
+
+    assert largest_growth("ibp") < 3
+    assert largest_growth("kaiming-normal") > 10
 
 
 def test_registries_equal_the_catalog() -> None:

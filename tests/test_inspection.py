@@ -116,6 +116,22 @@ def test_residual_branches_and_sums() -> None:
         )
 
 
+def test_bottlenecks_and_identity_shortcuts() -> None:
+    arguments = catalog.Resnext(arch="resnext", width=8, bottleneck=4, blocks=[2, 1, 1], hidden=32)
+    x = torch.rand(4, 3, 32, 32)
+    found = inspect(build(arguments, CIFAR), x, EPS, statistics="batch", init="ibp")
+    layers = {layer.name: layer for layer in found.layers}
+    assert sum(layer.kind == "sum" for layer in found.layers) == 4
+    assert "blocks.1.shortcut.0" not in layers
+    assert layers["blocks.1.conv2"].fan_in == 4 * 9
+    assert layers["blocks.1.conv2"].expected_gain == 1.0
+    assert layers["blocks.1.conv1"].expected_gain == layers["linear"].expected_gain == 0.5
+    assert len([layer for layer in found.layers if layer.active is not None]) == 14
+    # Over an identity shortcut: growth is against the very sum that the block starts from.
+    before, after = layers["sum before blocks.0.relu3"], layers["sum before blocks.1.relu3"]
+    assert after.growth == pytest.approx(after.mean_width / before.mean_width, rel=1e-5)
+
+
 def test_the_model_is_left_as_it_is() -> None:
     model = build(catalog.Cnn7(arch="cnn7", width=4, hidden=16), catalog.DATASETS["digits"])
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from certtool import catalog
 from certtool.bounds import Interval
 from certtool.bounds.regularizers import relu_terms, tightness_terms
 from certtool.bounds.statistics import statistics_of
+from certtool.models import build
+from certtool.training.objective import Objective
 
 
 def layer(lower: list[float], upper: list[float], **kwargs: bool) -> Interval:
@@ -53,3 +56,31 @@ def test_layer_without_both_states_is_skipped_and_has_finite_gradients(lower: li
 
 def test_no_layers() -> None:
     assert len(relu_terms(statistics_of((), []), 0.5)) == 0
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-4, 0.05])
+@pytest.mark.parametrize("blocks", [[1, 1, 1], [2, 2, 2]])
+def test_gradients_of_resnext(blocks: list[int], eps: float) -> None:
+    """Finite everywhere, and the slope that finite differences measure: through groups, sums and identity shortcuts."""
+    arguments = catalog.Resnext(arch="resnext", width=4, bottleneck=2, blocks=blocks, hidden=8)
+    model = build(arguments, catalog.DATASETS["digits"], seed=1).double().train()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(16, 1, 8, 8, dtype=torch.float64, generator=generator)
+    objective, labels = Objective(model, ["tightness", "relu"], tolerance=0.5), torch.arange(16) % 10
+
+    def loss() -> torch.Tensor:
+        return objective(x, labels, eps, 0.5).total
+
+    loss().backward()
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    assert len(parameters) == len(list(model.parameters()))
+    assert all(bool(torch.isfinite(p.grad).all()) for p in parameters if p.grad is not None)
+    ways = [torch.randn(p.shape, dtype=torch.float64, generator=generator) * p.detach().abs() for p in parameters]
+    slope = sum(float((p.grad * way).sum()) for p, way in zip(parameters, ways, strict=True) if p.grad is not None)
+    values = []
+    for step in (1e-7, -2e-7):
+        with torch.no_grad():
+            for parameter, way in zip(parameters, ways, strict=True):
+                parameter += step * way
+            values.append(float(loss()))
+    assert (values[0] - values[1]) / 2e-7 == pytest.approx(slope, rel=1e-4, abs=1e-4)

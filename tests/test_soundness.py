@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import IMAGE_LAYERS, VECTOR_LAYERS, image_plans, network, vector_plans
+from nets import IMAGE_LAYERS, VECTOR_LAYERS, image_plans, lively, network, vector_plans
 from torch import Tensor, nn
 
+from certtool import catalog
 from certtool.bounds import Interval, ball, graph_of, ibp, lower_margins, margin_bounds, propagate, rules
 from certtool.bounds.rules import RULES
+from certtool.models import build
 
 SLACK = 1e-9
 seeds = st.integers(0, 2**20)
@@ -100,6 +103,27 @@ def test_points_stay_inside_at_length(images: list[str], vectors: list[str], see
     margins_hold_at_every_point(network(images, vectors, seed), batch(seed), eps, seed)
 
 
+ARCHITECTURES: dict[str, catalog.Arguments] = {
+    "cnn7": catalog.Cnn7(arch="cnn7", width=2, hidden=8),
+    "wide_resnet": catalog.WideResnet(arch="wide_resnet", width=2, widen=1, blocks=[1, 2, 1], hidden=8),
+    "resnext": catalog.Resnext(arch="resnext", width=2, bottleneck=1, blocks=[1, 2, 1], hidden=8),
+}
+
+
+@pytest.mark.parametrize("arch", sorted(catalog.ARCHITECTURES))
+@pytest.mark.parametrize("eps", [0.001, 0.1])
+def test_every_architecture(arch: str, eps: float) -> None:
+    facts = replace(
+        catalog.DATASETS["cifar10"], shape=(2, 6, 6), mean=(0.4, 0.5), std=(0.2, 0.3), classes=tuple("abcde")
+    )
+    for seed in range(3):
+        model = lively(build(ARCHITECTURES[arch], facts, "kaiming-normal", seed).double().eval())
+        contains_every_point(model, batch(seed), eps, seed)
+        margins_hold_at_every_point(model, batch(seed), eps, seed)
+        without_radius_is_the_forward_value(model, batch(seed))
+        nests_as_eps_grows(model, batch(seed))
+
+
 @pytest.mark.parametrize("kind", IMAGE_LAYERS)
 def test_every_image_layer(kind: str) -> None:
     for seed in range(4):
@@ -120,8 +144,8 @@ def test_forward_value_and_nesting(images: list[str], vectors: list[str], seed: 
     nests_as_eps_grows(model, batch(seed))
 
 
-@given(seeds, st.sampled_from(["linear", "conv", "grouped", "strided"]))
-@settings(max_examples=20)
+@given(seeds, st.sampled_from(["linear", "conv", "grouped", "strided", "grouped and strided", "pointwise"]))
+@settings(max_examples=30)
 def test_affine_layer_is_exact(seed: int, kind: str) -> None:
     torch.manual_seed(seed)
     layers: dict[str, Callable[[], nn.Module]] = {
@@ -129,6 +153,8 @@ def test_affine_layer_is_exact(seed: int, kind: str) -> None:
         "conv": lambda: nn.Conv2d(2, 3, 3, padding=1),
         "grouped": lambda: nn.Conv2d(2, 4, 3, groups=2),
         "strided": lambda: nn.Conv2d(2, 3, 3, stride=2, dilation=2),
+        "grouped and strided": lambda: nn.Conv2d(2, 6, 3, stride=2, padding=1, groups=2),
+        "pointwise": lambda: nn.Conv2d(2, 3, 1, stride=2),
     }
     one_affine_layer_is_exact(layers[kind]().double(), batch(seed), 0.1)
 

@@ -251,6 +251,7 @@ def test_python_api_hears_events_and_returns_the_model(tmp_path: Path) -> None:
         *({"train.init": name} for name in ("xavier-normal", "kaiming-uniform", "kaiming-normal", "orthogonal")),
         {"threat.train_eps": "0.2"},
         {"model.arch": "wide_resnet", "model.widen": 1},
+        {"model.arch": "resnext", "model.bottleneck": 1, "model.blocks": [1, 2, 1]},
         {"data.validation_fraction": 0.1, "train.selection": "validation"},
         {"train.eval_every": 1},
     ],

@@ -104,6 +104,48 @@ def _repair_named_members(bounded_module: Any) -> None:
     bounded_module._named_members = named_members
 
 
+def without_groups(model: nn.Module) -> nn.Module:
+    """The same function with every grouped convolution as an ordinary one, zeros where groups do not meet.
+
+    auto_LiRPA forgets the groups where it pulls patches back: CROWN then fails on shapes, or, with one channel a group,
+    gives bounds of another network.
+    """
+    grouped = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if path and isinstance(module, nn.Conv2d) and module.groups > 1
+    }
+    if grouped:
+        model = copy.deepcopy(model)
+    for path, module in grouped.items():
+        model.set_submodule(path, _dense(module))
+    return model
+
+
+@torch.no_grad()
+def _dense(grouped: nn.Conv2d) -> nn.Conv2d:
+    dense = nn.Conv2d(
+        grouped.in_channels,
+        grouped.out_channels,
+        grouped.kernel_size,  # type: ignore[arg-type]
+        grouped.stride,  # type: ignore[arg-type]
+        grouped.padding,  # type: ignore[arg-type]
+        grouped.dilation,  # type: ignore[arg-type]
+        bias=grouped.bias is not None,
+        padding_mode=grouped.padding_mode,
+        device=grouped.weight.device,
+        dtype=grouped.weight.dtype,
+    )
+    dense.weight.zero_()
+    filters, channels = (size // grouped.groups for size in (grouped.out_channels, grouped.in_channels))
+    for group in range(grouped.groups):
+        rows, columns = (slice(group * size, (group + 1) * size) for size in (filters, channels))
+        dense.weight[rows, columns] = grouped.weight[rows]
+    if dense.bias is not None and grouped.bias is not None:
+        dense.bias.copy_(grouped.bias)
+    return dense.train(grouped.training)
+
+
 class BoundedModel:
     """A network in evaluation mode, bounded by auto_LiRPA.
 
@@ -118,6 +160,7 @@ class BoundedModel:
             model = copy.deepcopy(model)
             self._first = model.get_submodule(preprocessing)
             model.set_submodule(preprocessing, nn.Identity())
+        model = without_groups(model)
         # Sparse slopes of convolutions trip over shapes in 0.3; with given intermediate bounds dense ones fit.
         options = {"conv_mode": "patches", "sparse_features_alpha": False}
         with warnings.catch_warnings():  # of the exporter it goes through, about how old it is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -119,22 +119,65 @@ def _cnn7(
 def _wide_resnet(
     tensors: _Tensors, arch: dict[str, Any], shape: tuple[int, int, int], classes: int
 ) -> tuple[tuple[Step, ...], Affine]:
-    """A convolution, three stages of residual blocks, a linear layer, the classifier."""
+    """Residual blocks of two 3x3 convolutions."""
     _only(arch, "width", "widen", "blocks", "hidden")
+    mode, first = _mode(arch), _whole(arch, "width") * _whole(arch, "widen")
+
+    def branch(name: str, channels: int, out: int, stride: int) -> tuple[Step, ...]:
+        one = _layer(tensors, f"{name}.conv1", f"{name}.bn1", (out, channels, 3, 3), stride, mode)
+        return one, Relu(), _layer(tensors, f"{name}.conv2", f"{name}.bn2", (out, out, 3, 3), 1, mode)
+
+    return _residual(tensors, arch, shape, classes, first, branch)
+
+
+def _resnext(
+    tensors: _Tensors, arch: dict[str, Any], shape: tuple[int, int, int], classes: int
+) -> tuple[tuple[Step, ...], Affine]:
+    """Residual blocks of a 1x1 convolution, a 3x3 one in groups (with the stride), a 1x1 one to twice the filters."""
+    _only(arch, "width", "cardinality", "bottleneck", "blocks", "hidden")
+    mode, groups = _mode(arch), _whole(arch, "cardinality", 64)
+
+    def branch(name: str, channels: int, out: int, stride: int) -> tuple[Step, ...]:
+        inner = out // 2
+        one = _layer(tensors, f"{name}.conv1", f"{name}.bn1", (inner, channels, 1, 1), 1, mode)
+        middle = (inner, inner // groups, 3, 3)
+        two = _layer(tensors, f"{name}.conv2", f"{name}.bn2", middle, stride, mode, groups)
+        return one, Relu(), two, Relu(), _layer(tensors, f"{name}.conv3", f"{name}.bn3", (out, inner, 1, 1), 1, mode)
+
+    return _residual(tensors, arch, shape, classes, 2 * groups * _whole(arch, "bottleneck"), branch)
+
+
+_BUILDERS = {"cnn7": _cnn7, "wide_resnet": _wide_resnet, "resnext": _resnext}
+
+
+def _residual(
+    tensors: _Tensors,
+    arch: dict[str, Any],
+    shape: tuple[int, int, int],
+    classes: int,
+    first: int,
+    branch: Callable[[str, int, int, int], tuple[Step, ...]],
+) -> tuple[tuple[Step, ...], Affine]:
+    """A convolution, three stages of residual blocks, a linear layer, the classifier.
+
+    Blocks of the first stage give `first` filters, of the next two twice and four times as many from an image that its
+    first block halves. The shortcut is a 1x1 convolution, or nothing where neither width nor stride changes.
+    """
     width, hidden, mode = _whole(arch, "width"), _whole(arch, "hidden"), _mode(arch)
     channels, height, breadth = shape
     steps: list[Step] = [_layer(tensors, "conv1", "bn1", (width, channels, 3, 3), 1, mode), Relu()]
     channels = width
-    for index, (stage, first) in enumerate(_stages(arch)):
-        out, stride = width * _whole(arch, "widen") * 2**stage, 2 if stage > 0 and first else 1
-        steps += [_block(tensors, f"blocks.{index}", channels, out, stride, mode), Relu()]
+    for index, (stage, begins) in enumerate(_stages(arch)):
+        name, out, stride = f"blocks.{index}", first * 2**stage, 2 if stage > 0 and begins else 1
+        beside: tuple[Step, ...] = ()
+        if stride != 1 or channels != out:
+            kernel = (out, channels, 1, 1)
+            beside = (_layer(tensors, f"{name}.shortcut.0", f"{name}.shortcut.1", kernel, stride, mode),)
+        steps += [Residual(branch(name, channels, out, stride), beside), Relu()]
         channels, height, breadth = out, -(-height // stride), -(-breadth // stride)
     flat = channels * height * breadth
     steps += [Flatten(), _layer(tensors, "linear", "bn2", (hidden, flat), 1, mode), Relu()]
     return tuple(steps), _layer(tensors, "classifier", "", (classes, hidden), 1, "none")
-
-
-_BUILDERS = {"cnn7": _cnn7, "wide_resnet": _wide_resnet}
 
 
 def _stages(arch: dict[str, Any]) -> Iterator[tuple[int, bool]]:
@@ -145,29 +188,21 @@ def _stages(arch: dict[str, Any]) -> Iterator[tuple[int, bool]]:
     return ((stage, index == 0) for stage, count in enumerate(counts) for index in range(count))
 
 
-def _block(tensors: _Tensors, name: str, channels: int, out: int, stride: int, mode: str) -> Residual:
-    """Two 3x3 convolutions beside a 1x1 one, or beside nothing where neither width nor stride changes."""
-    first = _layer(tensors, f"{name}.conv1", f"{name}.bn1", (out, channels, 3, 3), stride, mode)
-    second = _layer(tensors, f"{name}.conv2", f"{name}.bn2", (out, out, 3, 3), 1, mode)
-    if stride == 1 and channels == out:
-        return Residual((first, Relu(), second), ())
-    shortcut = _layer(tensors, f"{name}.shortcut.0", f"{name}.shortcut.1", (out, channels, 1, 1), stride, mode)
-    return Residual((first, Relu(), second), (shortcut,))
-
-
-def _layer(tensors: _Tensors, name: str, norm: str, shape: tuple[int, ...], stride: int, mode: str) -> Affine:
+def _layer(
+    tensors: _Tensors, name: str, norm: str, shape: tuple[int, ...], stride: int, mode: str, groups: int = 1
+) -> Affine:
     """3x3 kernels are padded by 1, 1x1 kernels and linear layers by nothing."""
     convolution, out = len(shape) == 4, shape[0]
     weight, bias = tensors.take(f"{name}.weight", *shape), tensors.take(f"{name}.bias", out)
     padding = shape[3] // 2 if convolution else 0
     if mode == "none" or (mode == "conv" and not convolution):
-        return Affine(weight, bias, stride, padding, None)
+        return Affine(weight, bias, stride, padding, None, groups)
     names = ("weight", "bias", "running_mean", "running_var")
     gamma, beta, mean, var = (tensors.take(f"{norm}.{part}", out) for part in names)
     if (var < 0).any():
         raise InputError(f"`{norm}.running_var` has negative entries, which no variance has")
     batch_norm = BatchNorm(gamma, beta, mean, var, _BATCH_NORM_EPS, center=mode != "scale", scale=mode != "center")
-    return Affine(weight, bias, stride, padding, batch_norm)
+    return Affine(weight, bias, stride, padding, batch_norm, groups)
 
 
 def _object(header: dict[str, Any], key: str) -> dict[str, Any]:

@@ -124,6 +124,8 @@ def affine(step: Affine, ball: Ball, rounding: Rounding) -> Ball:
         folded           w a: 3 + 1 + 1, then n + 1 in the dot product                        = n + 6
     and b, mu and beta meet no more than n + 7. All |t| <= g = gamma_{n+12}. With x = c + e, |e| <= r, |x| <= |c| + r:
         |output - (a (W c + b - mu) + beta)|  <=  |a| |W| r + g (|a| |W| (|c| + r) + |a| (|b| + |mu|) + |beta|).
+    n counts the terms of one output: with groups those of its group. Zeros that padding, or a kernel blown up to all
+    channels, puts between them are added without rounding.
     """
     scaling, fan_in = scaling_of(step), step.weight[0].size
     growth = rounding.gamma(fan_in + 12)

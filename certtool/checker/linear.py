@@ -16,12 +16,18 @@ def apply(step: Affine, weight: Array, x: Array) -> Array:
     if weight.ndim == 2:
         return np.asarray(x @ weight.T)
     height, breadth = ((size + 2 * step.padding - weight.shape[2]) // step.stride + 1 for size in x.shape[2:])
-    matrix = weight.reshape(len(weight), -1)
+    matrices, positions = _by_group(step, weight), height * breadth
     result = np.empty((len(x), len(weight), height, breadth))
-    for block in batches(len(x), _COLUMNS // (matrix.shape[1] * height * breadth)):
+    for block in batches(len(x), _COLUMNS // (step.groups * matrices.shape[2] * positions)):
         columns = _columns(x[block], weight.shape[2], step.stride, step.padding)
-        result[block] = (matrix @ columns).reshape(-1, *result.shape[1:])
+        columns = columns.reshape(-1, step.groups, matrices.shape[2], positions)
+        result[block] = (matrices @ columns).reshape(-1, *result.shape[1:])
     return result
+
+
+def _by_group(step: Affine, weight: Array) -> Array:
+    """(groups, filters of a group, fan-in): one matrix a group, which multiplies that group's share of the columns."""
+    return weight.reshape(step.groups, len(weight) // step.groups, -1)
 
 
 def _columns(x: Array, kernel: int, stride: int, padding: int) -> Array:
@@ -36,11 +42,12 @@ def transposed(step: Affine, rows: Array, shape: tuple[int, ...]) -> Array:
     """The transpose of `apply`, from its outputs back to inputs of this shape."""
     if step.weight.ndim == 2:
         return np.asarray(rows @ step.weight)
-    matrix = step.weight.reshape(len(step.weight), -1).T
+    matrices, positions = _by_group(step, step.weight).transpose(0, 2, 1), rows[0, 0].size
     result = np.empty((len(rows), *shape))
-    for block in batches(len(rows), _COLUMNS // (len(matrix) * rows[0, 0].size)):
-        columns = matrix @ rows[block].reshape(-1, len(step.weight), rows[0, 0].size)
-        result[block] = _scattered(step, columns.reshape(-1, *step.weight.shape[1:], *rows.shape[2:]), shape)
+    for block in batches(len(rows), _COLUMNS // (step.groups * matrices.shape[1] * positions)):
+        columns = matrices @ rows[block].reshape(-1, step.groups, matrices.shape[2], positions)
+        columns = columns.reshape(-1, shape[0], *step.weight.shape[2:], *rows.shape[2:])
+        result[block] = _scattered(step, columns, shape)
     return result
 
 

@@ -27,13 +27,17 @@ class BatchNorm:
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A convolution (weight of four axes) or a linear layer (of two), and the BatchNorm behind it."""
+    """A convolution (weight of four axes) or a linear layer (of two), and the BatchNorm behind it.
+
+    In a convolution of several groups, a group of filters sees the group of channels with the same number.
+    """
 
     weight: Array
     bias: Array
     stride: int
     padding: int
     batch_norm: BatchNorm | None
+    groups: int = 1
 
 
 @dataclass(frozen=True)

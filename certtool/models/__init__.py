@@ -12,9 +12,14 @@ from certtool.catalog import ARCHITECTURES, Arguments, DatasetFacts
 from certtool.models.cnn7 import cnn7
 from certtool.models.initialise import difference_gain, fan_in, initialise
 from certtool.models.normalize import Normalize
+from certtool.models.resnext import ResNeXt
 from certtool.models.wide_resnet import WideResNet
 
-BUILDERS: dict[str, Callable[[Any, DatasetFacts], nn.Module]] = {"cnn7": cnn7, "wide_resnet": WideResNet}
+BUILDERS: dict[str, Callable[[Any, DatasetFacts], nn.Module]] = {
+    "cnn7": cnn7,
+    "wide_resnet": WideResNet,
+    "resnext": ResNeXt,
+}
 assert set(BUILDERS) == set(ARCHITECTURES)
 
 __all__ = ["BUILDERS", "Normalize", "build", "difference_gain", "fan_in", "initialise", "skeleton"]

@@ -5,27 +5,20 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from certtool.catalog import BatchNormMode, DatasetFacts, WideResnet
-from certtool.models.batch_norm import batch_norm
-from certtool.models.normalize import Normalize
-
-
-def _norm(mode: BatchNormMode, features: int, *, convolution: bool = True) -> nn.Module:
-    return batch_norm(mode, features, convolution=convolution) or nn.Identity()
+from certtool.models.residual import ResidualNetwork, norm, shortcut
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions beside a shortcut, which is the identity where neither width nor stride changes."""
+    """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, channels: int, out: int, stride: int, mode: BatchNormMode) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1)
-        self.bn1 = _norm(mode, out)
+        self.bn1 = norm(mode, out)
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(out, out, 3, padding=1)
-        self.bn2 = _norm(mode, out)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels != out:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride), _norm(mode, out))
+        self.bn2 = norm(mode, out)
+        self.shortcut = shortcut(channels, out, stride, mode)
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,31 +27,12 @@ class BasicBlock(nn.Module):
         return result
 
 
-class WideResNet(nn.Module):
+class WideResNet(ResidualNetwork):
     def __init__(self, arguments: WideResnet, data: DatasetFacts) -> None:
-        super().__init__()
-        channels, height, width = data.shape
-        self.normalize = Normalize(data.mean, data.std)
-        self.conv1 = nn.Conv2d(channels, arguments.width, 3, padding=1)
-        self.bn1 = _norm(arguments.batch_norm, arguments.width)
-        self.relu1 = nn.ReLU()
-        blocks: list[nn.Module] = []
-        channels = arguments.width
-        for stage, count in enumerate(arguments.blocks):
-            out = arguments.width * arguments.widen * 2**stage
-            for index in range(count):
-                stride = 2 if stage > 0 and index == 0 else 1
-                blocks.append(BasicBlock(channels, out, stride, arguments.batch_norm))
-                channels, height, width = out, -(-height // stride), -(-width // stride)
-        self.blocks = nn.Sequential(*blocks)
-        self.flatten = nn.Flatten()
-        self.linear = nn.Linear(channels * height * width, arguments.hidden)
-        self.bn2 = _norm(arguments.batch_norm, arguments.hidden, convolution=False)
-        self.relu2 = nn.ReLU()
-        self.classifier = nn.Linear(arguments.hidden, len(data.classes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu1(self.bn1(self.conv1(self.normalize(x))))
-        x = self.flatten(self.blocks(x))
-        result: Tensor = self.classifier(self.relu2(self.bn2(self.linear(x))))
-        return result
+        mode = arguments.batch_norm
+        super().__init__(
+            arguments,
+            data,
+            arguments.width * arguments.widen,
+            lambda channels, out, stride: BasicBlock(channels, out, stride, mode),
+        )
