@@ -90,22 +90,25 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in model.state_dict().items() if not name.endswith("num_batches_tracked")}
 
 
+def dataset_header(facts: DatasetFacts, train_sha256: str) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "title": facts.title,
+        "classes": list(facts.classes),
+        "shape": list(facts.shape),
+        "scale": facts.scale,
+        "mean": list(facts.mean),
+        "std": list(facts.std),
+        "train_sha256": train_sha256,
+    }
+
+
 def header_for(recipe: Recipe, train: Split, epochs: int) -> dict[str, Any]:
-    facts = train.facts
     return {
         "schema": "certtool.model/1",
         "name": recipe.name,
         "arch": recipe.model.model_dump(),
-        "dataset": {
-            "name": facts.name,
-            "title": facts.title,
-            "classes": list(facts.classes),
-            "shape": list(facts.shape),
-            "scale": facts.scale,
-            "mean": list(facts.mean),
-            "std": list(facts.std),
-            "train_sha256": train.sha256,
-        },
+        "dataset": dataset_header(train.facts, train.sha256),
         "norm": recipe.threat.norm,
         "eps": str(recipe.threat.eps),
         "train_eps": str(recipe.threat.target),

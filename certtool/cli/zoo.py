@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from certtool.cli.options import DataOption, DownloadOption, JsonOption, QuietOption
+from certtool.cli.options import DataOption, DownloadOption, JsonOption, QuietOption, SetOption
 from certtool.epsilon import Epsilon
 from certtool.errors import Exit, InputError
 
@@ -223,3 +224,41 @@ def check(
         raise typer.Exit(Exit.ANSWER_IS_NO)
     if any(outcome.state == "unreachable" for outcome in outcomes):
         raise typer.Exit(Exit.OUTSIDE_WORLD)
+
+
+@app.command(
+    "import",
+    epilog="Example: certtool zoo import cnn7_mnist.pth --arch cnn7 --dataset mnist --set model.width=8 --eps 0.3",
+)
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE.pth", help="A local PyTorch state dict.")],
+    arch: Annotated[str, typer.Option("--arch", help="cnn7, wide_resnet or resnext.")],
+    dataset: Annotated[str, typer.Option("--dataset", help="The data set it was trained on.")],
+    set_: SetOption = None,
+    eps: Annotated[
+        str | None, typer.Option("--eps", help="The radius it was trained for. Default: the usual one of the data set.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Of the model. Default: the file's.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Default: NAME.safetensors.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Turn a PyTorch state dict, also a published one of the paper's authors, into one certtool file."""
+    from certtool.report.screen import Screen
+    from certtool.zoo.importing import describe, import_weights
+
+    title = re.sub(r"[^A-Za-z0-9._-]", "_", name or file.stem)
+    target = out or Path(f"{title}.safetensors")
+    if target.exists():
+        raise InputError(f"`{target}` exists already", "choose another name with `--out`")
+    radius = None if eps is None else str(Epsilon.parse(eps))
+    description = describe(title, arch, dataset, radius, set_ or [])
+    model = import_weights(file, description, target)
+    screen = Screen(json=json)
+    if json:
+        screen.document({"schema": "certtool.import/1", "path": str(target), "sha256": model.sha256,
+                         "arch": description.arch.model_dump(), "eps": description.eps})  # fmt: skip
+        return
+    screen.text(str(target))
+    if eps is None:
+        screen.note(f"taken to be trained for eps {description.eps}; say another one with `--eps`")
+    screen.note(f"  certtool verify {target} --eps {description.eps}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,18 @@ def load(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     if problems:
         raise RecipeError(problems)
     return recipe
+
+
+def from_values(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe that no file holds; only what `--set` changes in it can be wrong."""
+    changed: dict[str, Any] = copy.deepcopy(dict(values))
+    origin: dict[Path, Source] = {}
+    for override in overrides:
+        _apply(changed, origin, override)
+    try:
+        return Recipe.model_validate(changed)
+    except ValidationError as error:
+        raise RecipeError(diagnose(error, origin, Source("--set", {}))) from None
 
 
 def overrides_from(values: Mapping[str, Any]) -> list[str]:
