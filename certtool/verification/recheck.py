@@ -30,6 +30,8 @@ from certtool.verification.verdicts import VERDICTS
 
 TOLERANCE = 1e-6  # of a rigorous margin, between two float64 implementations of the same formula
 LOOSE = 1e-3  # of a margin computed in float32
+# An optimised bound stops where the images beside it let it stop: each value it finds is proven, no two need be equal.
+OPTIMISED = 0.05
 ATTACKED = 100  # certified images that a full recheck attacks
 
 
@@ -253,7 +255,11 @@ class _Check:
             margins = self._same_engine(rung, result, rows)
             self.proofs[f"{rung}, by auto_LiRPA again"] += len(rows)
         for row, margin in zip(rows, margins, strict=True):
-            self._compare(f"image {row.index} at eps {result.eps}", row, margin, LOOSE)
+            where = f"image {row.index} at eps {result.eps}"
+            if rung != "alpha-crown":
+                self._compare(where, row, margin, LOOSE)
+            elif not margin > 0 or row.margin is None or row.margin > margin + OPTIMISED * max(1.0, margin):
+                self.differ(f"{where}: the margin by {rung} is {margin:.9g}, the certificate says {row.margin}")
 
     def _same_engine(self, rung: str, result: ResultPart, rows: list[_Row]) -> list[float]:
         images = choose(self.split, None, [row.index for row in rows])
