@@ -33,12 +33,14 @@ SLACK = 1e-5  # what HiGHS and float32 may be off by
 
 
 def network(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
-    """One or two hidden layers, linear or convolutional, with and without BatchNorm."""
+    """One or two hidden layers, linear or convolutional (also in groups), with and without BatchNorm."""
     torch.manual_seed(seed)
     norm = seed % 2 == 0
     if seed % 3 == 0:
-        layers = [nn.Conv2d(1, 2, 2), *([nn.BatchNorm2d(2)] if norm else []), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)]
-        shape: tuple[int, ...] = (1, 3, 3)
+        groups = 1 + seed // 6 % 2
+        hidden = [nn.Conv2d(groups, 2, 2, groups=groups), *([nn.BatchNorm2d(2)] if norm else []), nn.ReLU()]
+        layers = [*hidden, nn.Flatten(), nn.Linear(8, 3)]
+        shape: tuple[int, ...] = (groups, 3, 3)
     else:
         layers = [nn.Flatten(), nn.Linear(4, 5), *([nn.BatchNorm1d(5)] if norm else []), nn.ReLU()]
         layers += [nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)] if seed % 3 == 1 else [nn.Linear(5, 3)]

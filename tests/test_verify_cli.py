@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Cli
+from conftest import Cli, small_settings
 from PIL import Image
 
 import certtool
@@ -41,6 +41,27 @@ def test_json_has_the_public_shape(robust_run: Path, cli: Cli) -> None:
     without = json.loads(cli("verify", robust_run, "--images", "5", "--json", "--method", "ibp", "--no-attack").stdout)
     assert without["results"][0]["attack"] is None
     assert without["results"][0]["attacked_accuracy"] is None
+
+
+@pytest.mark.slow
+def test_resnext_from_training_to_a_recheck(cli: Cli) -> None:
+    """Groups and identity shortcuts through intervals and relaxations, and back from the certificate."""
+    chosen = {"arch": "resnext", "bottleneck": 2, "blocks": "[1,2,1]"}
+    network = [word for key, value in chosen.items() for word in ("--set", f"model.{key}={value}")]
+    natural = small_settings(
+        train__method="natural", train__epochs=5, train__lr=0.01, train__lr_milestones=[4], data__batch_size=64
+    )
+    assert cli("train", "tiny_cnn7", "--quiet", "--out", "run", *natural, *network).returncode == 0
+    radii = ("--eps", "0.01", "--eps", "1e-6")
+    found = cli("verify", "run", "--images", "6", *radii, "--no-attack", "--certificate", "c.json", "--json")
+    assert found.returncode == 0, found.stderr
+    assert "auto_LiRPA failed" not in found.stderr
+    larger, smaller = (result["certified_by"] for result in json.loads(found.stdout)["results"])
+    assert larger.get("crown", 0) + larger.get("alpha-crown", 0) > 0
+    assert smaller.get("ibp", 0) > 0
+    rechecked = cli("verify", "run", "--recheck", "c.json")
+    assert rechecked.returncode == 0, rechecked.stdout
+    assert "by the independent NumPy checker" in rechecked.stdout
 
 
 def test_fail_under(robust_run: Path, cli: Cli) -> None:
