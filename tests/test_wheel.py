@@ -22,6 +22,8 @@ def test_wheel_trains_outside_the_checkout(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "certtool/bundled/recipes/tiny_cnn7.toml" in names
     assert "certtool/data/digits.npz" in names
+    assert "certtool/bundled/zoo/tiny_cnn7.toml" in names
+    assert "certtool/bundled/zoo/tiny_cnn7/model.safetensors" in names
     assert not [name for name in names if name.startswith(("tests", "runs", "benchmarks"))]
     assert wheel.stat().st_size < 1_500_000
 
@@ -38,3 +40,6 @@ def test_wheel_trains_outside_the_checkout(tmp_path: Path) -> None:
     result = subprocess.run(train, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "model.safetensors").exists()
+    check = [sys.executable, "-m", "certtool", "zoo", "check", "tiny_cnn7", "--sample", "3"]
+    result = subprocess.run(check, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
