@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from certtool.errors import InputError, OutsideError
@@ -19,3 +21,16 @@ def device_for(name: str) -> torch.device:
     if not there[name]:
         raise OutsideError(f"torch {torch.__version__} finds no {name} device here", "use `--device cpu`")
     return torch.device(name)
+
+
+def fits(split: HasImages, device: torch.device) -> bool:
+    """Whether a data set can stay on the device beside the network: half of what is free there. Else batches travel."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return split.images.numel() * split.images.element_size() < free / 2
+
+
+class HasImages(Protocol):
+    @property
+    def images(self) -> torch.Tensor: ...

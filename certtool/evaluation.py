@@ -9,6 +9,9 @@ from torch import nn
 
 from certtool.bounds import ball, certified_mask, graph_of, margin_bounds
 from certtool.data import Split
+from certtool.distributed import World
+
+ALONE = World()
 
 
 @dataclass(frozen=True)
@@ -18,22 +21,23 @@ class Accuracy:
 
 
 @torch.no_grad()
-def interval_accuracy(model: nn.Module, split: Split, eps: float, batch_size: int = 256) -> Accuracy:
-    """Over a whole split with running statistics; the model's mode is put back."""
+def interval_accuracy(
+    model: nn.Module, split: Split, eps: float, world: World = ALONE, batch_size: int = 256
+) -> Accuracy:
+    """Over a whole split with running statistics, each rank its part; the model's mode is put back."""
     was_training = model.training
     model.eval()
     graph = graph_of(model)
     device = next(model.parameters()).device
-    correct = certified = 0
+    counts = torch.zeros(2, device=device)
     try:
-        for start in range(0, len(split), batch_size):
-            rows = slice(start, start + batch_size)
+        for rows in torch.split(world.part(torch.arange(len(split))), batch_size):
             x = split.pixels(split.images[rows].to(device))
             labels = split.labels[rows].to(device)
             right = model(x).argmax(1) == labels
             proven = certified_mask(margin_bounds(graph, ball(x, eps), labels), labels) & right
-            correct += int(right.sum())
-            certified += int(proven.sum())
+            counts += torch.stack([right.sum(), proven.sum()])
     finally:
         model.train(was_training)
+    correct, certified = world.total(counts).tolist()
     return Accuracy(correct / len(split), certified / len(split))

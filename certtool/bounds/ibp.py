@@ -6,6 +6,7 @@ a fixed affine map (paper, section 3.3 on Batch Normalization). In evaluation it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from certtool.bounds.graph import Graph, Step, is_batch_norm, substitute, trace
 from certtool.bounds.interval import Interval
 from certtool.bounds.rules import BATCH_NORM, RULES, RuleTable, fold, rule_for, scale_and_shift
+from certtool.bounds.together import ALONE, Together
 from certtool.errors import InputError
 
 
@@ -38,10 +40,17 @@ def graph_of(model: nn.Module) -> Graph:
 
 
 def propagate(
-    graph: Graph, box: Interval, *, clean: Tensor | None = None, keep: Collection[str] = (), rules: RuleTable = RULES
+    graph: Graph,
+    box: Interval,
+    *,
+    clean: Tensor | None = None,
+    keep: Collection[str] = (),
+    rules: RuleTable = RULES,
+    together: Together = ALONE,
 ) -> Bounds:
     """Bounds of every step; `clean` given means training: its batch statistics bound everything."""
-    walk = _Walk({}, {graph.steps[0].name: clean} if clean is not None else {}, rules, clean, graph.first_affine)
+    cleans = {graph.steps[0].name: clean} if clean is not None else {}
+    walk = _Walk({}, cleans, rules, clean, graph.first_affine, together)
     kept: dict[str, Interval] = {}
     for step in graph.steps:
         walk.bounds[step.name] = box if step.op == "input" else walk.bound(step)
@@ -56,6 +65,21 @@ def propagate(
     return Bounds(output, kept, walk.cleans.get(graph.output))
 
 
+def clean_output(graph: Graph, clean: Tensor, together: Together) -> Tensor:
+    """The training pass without bounds, for a batch that several processes share."""
+    walk = _Walk({}, {graph.steps[0].name: clean}, RULES, clean, graph.first_affine, together)
+    for step in graph.steps[1:]:
+        if step.op == "constant":
+            walk.cleans[step.name] = step.args[0]
+        elif is_batch_norm(step.module):
+            walk.clean_batch_norm(step)
+        else:
+            walk.cleans[step.name] = _evaluate(step, walk.cleans)
+    output = walk.cleans[graph.output]
+    assert isinstance(output, Tensor)
+    return output
+
+
 @dataclass(frozen=True)
 class _Walk:
     """What is known half-way through a network: bounds, and clean values in training, by step."""
@@ -65,6 +89,7 @@ class _Walk:
     rules: RuleTable
     clean: Tensor | None
     first_affine: Step | None
+    together: Together
 
     def bound(self, step: Step) -> Any:
         if step.op == "constant":
@@ -90,14 +115,19 @@ class _Walk:
         1e-5 unfolded)."""
         return self.clean is None or affine.name != getattr(self.first_affine, "name", None)
 
+    def clean_batch_norm(self, step: Step) -> tuple[Tensor, Tensor]:
+        """BatchNorm of the clean batch, and the affine map that it is for the bounds."""
+        x = self.cleans[step.inputs[0]]
+        scale, shift = scale_and_shift_of(step.module, *_batch_statistics(step.module, x, self.together))
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        self.cleans[step.name] = x * scale.view(shape) + shift.view(shape)
+        return scale, shift
+
     def _batch_norm(self, step: Step) -> Interval:
         layer: Any = step.module
         (name,) = step.inputs
         if self.clean is not None:
-            x = self.cleans[name]
-            scale, shift = scale_and_shift_of(layer, *_batch_statistics(layer, x))
-            shape = (1, -1, *[1] * (x.dim() - 2))
-            self.cleans[step.name] = x * scale.view(shape) + shift.view(shape)
+            scale, shift = self.clean_batch_norm(step)
         elif BATCH_NORM in self.rules:
             affine = step.folds or step
             module = step.folds.module if step.folds else None
@@ -135,11 +165,16 @@ def scale_and_shift_of(layer: Any, mean: Tensor, var: Tensor) -> tuple[Tensor, T
     return scale, layer.bias - mean * scale
 
 
-def _batch_statistics(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+def _batch_statistics(layer: Any, x: Tensor, together: Together) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of the clean batch, with their gradient; running statistics move once."""
     dims = [0, *range(2, x.dim())]
-    var, mean = torch.var_mean(x, dims, correction=0)
-    count = x.numel() // x.shape[1]
+    if together.alone:
+        var, mean = torch.var_mean(x, dims, correction=0)
+        count = x.numel() // x.shape[1]
+    else:
+        count = together.images * math.prod(x.shape[2:])
+        mean = together.sum(x.sum(dims)) / count
+        var = together.sum((x - mean.view(1, -1, *[1] * (x.dim() - 2))).square().sum(dims)) / count
     if layer.running_mean is not None and count > 1:
         with torch.no_grad():
             layer.running_mean.lerp_(mean, layer.momentum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from certtool.bounds.graph import Graph
 from certtool.bounds.ibp import Bounds
 from certtool.bounds.interval import Interval
+from certtool.bounds.together import ALONE, Together, means
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,21 @@ def relu_inputs(graph: Graph) -> dict[str, str]:
     return {step.name: step.inputs[0] for step in graph.relus}
 
 
-def relu_statistics(graph: Graph, bounds: Bounds) -> ReluStatistics:
+def relu_statistics(graph: Graph, bounds: Bounds, together: Together = ALONE) -> ReluStatistics:
     """Statistics of every ReLU of the network, in order."""
     sources = relu_inputs(graph)
-    return statistics_of(tuple(sources), [bounds.kept[source] for source in sources.values()])
+    return statistics_of(tuple(sources), [bounds.kept[source] for source in sources.values()], together)
 
 
-def statistics_of(names: tuple[str, ...], layers: Sequence[Interval]) -> ReluStatistics:
+def statistics_of(names: tuple[str, ...], layers: Sequence[Interval], together: Together = ALONE) -> ReluStatistics:
     """Means over batch and neurons together (paper, section 3.3 on warmup regularization)."""
     if not layers:
         nothing = torch.zeros(0)
         return ReluStatistics(names, nothing, nothing, nothing, nothing, nothing, nothing)
-    sums = torch.stack([torch.stack(_sums(layer)) for layer in layers]).unbind(1)
-    radius, active, inactive, mean_active, mean_inactive, var_active, var_inactive = sums
+    centers = means((layer.center for layer in layers), together)
+    terms = (term for layer, mean in zip(layers, centers, strict=True) for term in _terms(layer, mean))
+    found = means(terms, together).view(len(layers), -1).unbind(1)
+    radius, active, inactive, mean_active, mean_inactive, var_active, var_inactive = found
     return ReluStatistics(
         names=names,
         mean_width=2 * radius,
@@ -55,21 +58,18 @@ def statistics_of(names: tuple[str, ...], layers: Sequence[Interval]) -> ReluSta
     )
 
 
-def _sums(z: Interval) -> list[Tensor]:
-    """One layer's means: radius, states, and what each state contributes to mean and variance of the centers."""
+def _terms(z: Interval, mean: Tensor) -> Iterator[Tensor]:
+    """What a layer's means are of: radius, states, and each state's part in mean and variance of the centers."""
     center = z.center
     active, inactive = (z.lower > 0).to(center.dtype), (z.upper < 0).to(center.dtype)
-    squares = (center - center.mean()).square()
-    terms = (
-        z.radius,
-        active,
-        inactive,
-        active * center,
-        inactive * center,
-        active * squares,
-        inactive * squares,
-    )
-    return [term.mean() for term in terms]
+    yield z.radius
+    yield active
+    yield inactive
+    yield active * center
+    yield inactive * center
+    squares = (center - mean).square()
+    yield active * squares
+    yield inactive * squares
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

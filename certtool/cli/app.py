@@ -72,7 +72,8 @@ def _report(error: CertToolError, cause: BaseException | None = None) -> None:
         import traceback
 
         traceback.print_exception(cause or error)
-    Screen(json="--json" in sys.argv).error(error)
+    if cause is not None or os.environ.get("RANK", "0") == "0":  # of several processes one speaks; bugs always do
+        Screen(json="--json" in sys.argv).error(error)
     sys.exit(error.exit_code)
 
 

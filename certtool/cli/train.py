@@ -52,16 +52,20 @@ def train(
 
     chosen = None if recipe is None else load(recipe, set_ or [])  # a wrong recipe is told before torch is imported
     from certtool.device import device_for
+    from certtool.distributed import joined, local_device
     from certtool.report.screen import Screen
     from certtool.report.train_view import view_for
     from certtool.training import new_run, resumed_run, stop_on_signal
 
-    place = device_for(device)
-    if chosen is not None:
-        trainer = new_run(chosen, out, overwrite=overwrite, data=data, download=download, device=place)
-    else:
-        assert resume is not None
-        trainer = resumed_run(resume, data=data, download=download, device=place)
-    with stop_on_signal() as stopped, view_for(Screen(json=json, quiet=quiet)) as view:
-        for event in trainer.run(stopped):
-            view.hear(event)
+    place = local_device(device_for(device))
+    with joined(place) as world:
+        if chosen is not None:
+            trainer = new_run(chosen, out, overwrite=overwrite, data=data, download=download, device=place, world=world)
+        else:
+            assert resume is not None
+            trainer = resumed_run(resume, data=data, download=download, device=place, world=world)
+        screen = Screen(json=json, quiet=quiet or not world.leads)
+        with stop_on_signal() as stopped, view_for(screen) as view:
+            for event in trainer.run(stopped):
+                if world.leads:
+                    view.hear(event)

@@ -109,9 +109,11 @@ def verify(
     from certtool.cli.models import load_model
     from certtool.data import load_split
     from certtool.device import device_for
+    from certtool.distributed import joined, local_device
     from certtool.report.screen import Screen
     from certtool.report.tables import show_verify
     from certtool.verification import verify, write_certificate
+    from certtool.verification.shards import merged, share_of
 
     screen = Screen(json=json)
     checkpoint = load_model(screen, model)
@@ -127,11 +129,17 @@ def verify(
     if radius:
         _radius(screen, checkpoint, source, images, chosen, settings)
         return
-    with screen.rungs() as progress:
+    place = local_device(device_for(device))
+    with joined(place) as world, screen.rungs() as progress:
+        if not world.alone:
+            images, chosen = None, share_of(world, source, images, chosen)
         report = verify(
             checkpoint, source, radii or [checkpoint.eps], count=images, indices=chosen, settings=settings,
-            device=device_for(device), progress=progress, warn=screen.note,
+            device=place, progress=progress, warn=screen.note,
         )  # fmt: skip
+        report = merged(world, report)
+        if not world.leads:
+            return
     show_verify(screen, report)
     if html is not None:
         _write_page(screen, checkpoint, source, report, html)

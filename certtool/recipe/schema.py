@@ -101,6 +101,9 @@ class Train(Section):
     lr_decay: Annotated[float, Field(gt=0, le=1)] = 0.2
     grad_clip: Positive = 10.0
     selection: Literal["last", "validation"] = "last"
+    accumulate: Count = (
+        1  # parts of a batch, one after the other: less memory, BatchNorm and regularisers see a part each
+    )
     eval_every: Annotated[int, Field(ge=0)] = 0  # test-set figures every so many epochs; 0: after the last one
     warmup: Warmup | None = None
     regularizers: Regularizers = Field(default_factory=Regularizers)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from certtool import checkpoint
 from certtool.catalog import NO_AUGMENTATION
 from certtool.checkpoint import parameter_count
 from certtool.data import EpochPlan, Split, augment, hold_out, load_split, plan_epoch
+from certtool.device import fits
+from certtool.distributed import World
 from certtool.errors import CertToolError, Exit, Interrupted
 from certtool.evaluation import interval_accuracy
 from certtool.files import write_atomically
@@ -23,12 +26,14 @@ from certtool.recipe import Recipe
 from certtool.training import state
 from certtool.training.events import EpochDone, Event, Finished, Progress, Started
 from certtool.training.meter import Meter
-from certtool.training.objective import Objective
+from certtool.training.objective import Loss, Objective
 from certtool.training.run_folder import RunFolder
 from certtool.training.schedule import Schedule
 
+ALONE = World()
 SAVE_EVERY = 300.0  # seconds; and after every epoch
 LOOK_EVERY = 0.25  # seconds between two looks at the device's sums
+AGREE_EVERY = 10  # steps on an accelerator between two questions to all ranks whether to stop
 OBSERVE_EVERY = 10  # steps between two measurements of the bounds where no regulariser needs them
 
 
@@ -39,13 +44,21 @@ class Diverged(CertToolError):
 class Trainer:
     """One run, from its first step or from where it was left."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, train: Split, test: Split, device: torch.device) -> None:
-        self.recipe, self.folder, self.device = recipe, folder, device
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        train: Split,
+        test: Split,
+        device: torch.device,
+        world: World = ALONE,
+    ) -> None:
+        self.recipe, self.folder, self.device, self.world = recipe, folder, device, world
         self.validation: Split | None = None
         if recipe.data.validation_fraction > 0:
             train, self.validation = hold_out(train, recipe.data.validation_fraction)
         self.header = checkpoint.header_for(recipe, train, recipe.train.epochs)
-        self.train, self.test = train.to(device), test.to(device)
+        self.train, self.test = (split.to(device) if fits(split, device) else split for split in (train, test))
         self.model = build(recipe.model, train.facts, recipe.train.init, recipe.seed).to(device).train()
         self.objective = Objective(self.model, recipe.train.regularizers.terms, recipe.train.regularizers.tolerance)
         self.schedule = Schedule(recipe, math.ceil(len(train) / recipe.data.batch_size))
@@ -57,12 +70,14 @@ class Trainer:
         self.augmentation = train.facts.augmentation if augmented else NO_AUGMENTATION
 
     def resume(self) -> None:
-        """Take up the saved state, if there is one."""
-        file = self.folder.read_last()
+        """Take up the saved state, if there is one: the leader's, whatever the number of ranks that saved it."""
+        file = self.world.share(self.folder.read_last() if self.world.leads else None)
         if file is not None:
             where = str(self.folder.last)
             self.standing = state.restore(file, where, self.model, self.optimizer, self.meter, self.recipe)
-        self.folder.cut_metrics(self.standing.step)
+        if self.world.leads:
+            self.folder.cut_metrics(self.standing.step)
+        self.world.wait()
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Every epoch that is still to do. `stopped` is asked between steps; a yes saves and raises Interrupted."""
@@ -81,7 +96,7 @@ class Trainer:
         for step in range(self.standing.step, epoch * steps):
             self._step(step, plan, step - (epoch - 1) * steps)
             self.standing = replace(self.standing, step=step + 1)
-            if stopped():
+            if self._all_stop(stopped(), step):
                 self._save(clock, time.monotonic() - began)
                 raise self._interrupted()
             if clock.due_to_save() and step + 1 < epoch * steps:
@@ -89,34 +104,49 @@ class Trainer:
             if clock.due_to_look():
                 yield self._progress(step, clock, time.monotonic() - began)
         metrics = self._finish_epoch(epoch, time.monotonic() - began)
-        self.folder.append_metrics(metrics)
+        if self.world.leads:
+            self.folder.append_metrics(metrics)
         self.meter = self._new_meter()
         if epoch == self.recipe.train.epochs and self.recipe.train.selection == "last":
-            checkpoint.save(self.folder.model, self.model, self.header)
+            self._save_model(self.header)
         self._save(clock, 0.0)
+        self.world.wait()
         yield EpochDone(metrics, clock.left(self.standing.step))
 
     def _step(self, step: int, plan: EpochPlan, number: int) -> None:
-        """One batch: loss, gradient, clip, Adam."""
+        """One batch: loss, gradient, clip, Adam. The batch may come in parts, and ranks may share each part."""
         size = self.recipe.data.batch_size
         indices = plan.order[number * size : (number + 1) * size]
-        x, labels = self._batch(plan, indices)
-        eps, weight = self.schedule.eps(step), self.schedule.weight(step)
-        if self.recipe.train.method == "natural":
-            loss = self.objective.natural(x, labels)
-        else:
-            loss = self.objective(x, labels, eps, weight, observe=step % OBSERVE_EVERY == 0)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()  # type: ignore[no-untyped-call]
+        for part in torch.split(indices, math.ceil(len(indices) / self.recipe.train.accumulate)):
+            loss = self._loss(step, plan, part)
+            share = len(part) / len(indices)
+            (loss.total if share == 1 else loss.total * share).backward()  # type: ignore[no-untyped-call]
+            self.meter.add(loss, len(part), self.world)
+        self.world.total_gradients(self.model.parameters())
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.train.grad_clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(step)
         self.optimizer.step()
-        self.meter.add(loss, norm, len(labels))
+        self.meter.count_step(norm)
+
+    def _loss(self, step: int, plan: EpochPlan, indices: Tensor) -> Loss:
+        x, labels = self._batch(plan, self.world.part(indices))
+        batch = self.world.batch(len(indices))
+        if self.recipe.train.method == "natural":
+            return self.objective.natural(x, labels, batch)
+        eps, weight = self.schedule.eps(step), self.schedule.weight(step)
+        return self.objective(x, labels, eps, weight, observe=step % OBSERVE_EVERY == 0, batch=batch)
+
+    def _all_stop(self, asked: bool, step: int) -> bool:
+        """A signal reaches ranks at different steps; they agree, on a GPU only now and then: it has to wait for it."""
+        if self.device.type != "cpu" and not self.world.alone and step % AGREE_EVERY:
+            return False
+        return self.world.any(asked, self.device)
 
     def _batch(self, plan: EpochPlan, indices: Tensor) -> tuple[Tensor, Tensor]:
-        there = indices.to(self.device)
-        images, labels = self.train.images[there], self.train.labels[there]
+        there = indices.to(self.train.images.device)
+        images, labels = self.train.images[there].to(self.device), self.train.labels[there].to(self.device)
         if self.augmentation != NO_AUGMENTATION:
             images = augment(images, plan, indices)
         return self.train.pixels(images), labels
@@ -146,13 +176,13 @@ class Trainer:
         train, eps = self.recipe.train, float(self.recipe.threat.eps)
         result: dict[str, float] = {}
         if epoch == train.epochs or (train.eval_every and epoch % train.eval_every == 0):
-            accuracy = interval_accuracy(self.model, self.test, eps)
+            accuracy = interval_accuracy(self.model, self.test, eps, self.world)
             result |= {"test_clean_accuracy": accuracy.clean, "test_certified_accuracy": accuracy.certified}
         warm = (
             self.schedule.eps(self.standing.step - 1) >= float(self.recipe.threat.target) or train.method == "natural"
         )
         if self.validation is not None and (warm or epoch == train.epochs):
-            accuracy = interval_accuracy(self.model, self.validation, eps)
+            accuracy = interval_accuracy(self.model, self.validation, eps, self.world)
             result |= {
                 "validation_clean_accuracy": accuracy.clean,
                 "validation_certified_accuracy": accuracy.certified,
@@ -160,14 +190,19 @@ class Trainer:
             figure = accuracy.clean if train.method == "natural" else accuracy.certified
             if train.selection == "validation" and figure >= self.standing.best:
                 self.standing = replace(self.standing, best=figure)
-                checkpoint.save(self.folder.model, self.model, self.header | {"epochs": epoch})
+                self._save_model(self.header | {"epochs": epoch})
         return result
 
     def _save(self, clock: Clock, epoch_seconds: float) -> None:
         self.standing = replace(self.standing, epoch_seconds=epoch_seconds, seconds=clock.seconds())
-        content = state.encode(self.model, self.optimizer, self.meter, self.recipe, self.standing)
-        write_atomically(self.folder.last, content)
+        if self.world.leads:
+            content = state.encode(self.model, self.optimizer, self.meter, self.recipe, self.standing)
+            write_atomically(self.folder.last, content)
         clock.saved()
+
+    def _save_model(self, header: dict[str, Any]) -> None:
+        if self.world.leads:
+            checkpoint.save(self.folder.model, self.model, header)
 
     def _new_meter(self) -> Meter:
         return Meter([relu.name for relu in self.objective.graph.relus], self.device)
@@ -244,21 +279,36 @@ def new_run(
     data: Path | None = None,
     download: bool = False,
     device: torch.device,
+    world: World = ALONE,
 ) -> Trainer:
     """A run from its first step. Its folder is made last, so that a missing data set leaves nothing behind."""
-    train, test = _splits(recipe, data, download)
-    return Trainer(recipe, RunFolder.create(recipe, out, overwrite=overwrite), train, test, device)
+    train, test = _splits(recipe, data, download, world)
+    folder = world.share(RunFolder.create(recipe, out, overwrite=overwrite) if world.leads else RunFolder(Path()))
+    return Trainer(recipe, folder, train, test, device, world)
 
 
-def resumed_run(path: Path, *, data: Path | None = None, download: bool = False, device: torch.device) -> Trainer:
+def resumed_run(
+    path: Path, *, data: Path | None = None, download: bool = False, device: torch.device, world: World = ALONE
+) -> Trainer:
     """A run from where its folder's saved state stands."""
     folder, recipe = RunFolder.open(path)
-    folder.sweep()
-    trainer = Trainer(recipe, folder, *_splits(recipe, data, download), device)
+    if world.leads:
+        folder.sweep()
+    trainer = Trainer(recipe, folder, *_splits(recipe, data, download, world), device, world)
     trainer.resume()
     return trainer
 
 
-def _splits(recipe: Recipe, data: Path | None, download: bool) -> tuple[Split, Split]:
+def _splits(recipe: Recipe, data: Path | None, download: bool, world: World) -> tuple[Split, Split]:
+    """The leader first: it may have to download or decode what the others then find."""
+    if not world.leads:
+        world.wait()
+    found = _load(recipe, data, download)
+    if world.leads:
+        world.wait()
+    return found
+
+
+def _load(recipe: Recipe, data: Path | None, download: bool) -> tuple[Split, Split]:
     train, test = (load_split(recipe.data.dataset, name, data, download=download) for name in ("train", "test"))
     return train, test

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from certtool.distributed import World
 from certtool.training.objective import Loss
 
 _PER_IMAGE = ("loss", "robust_ce", "clean_ce", "clean_accuracy", "certified_accuracy")
@@ -27,19 +28,21 @@ class Meter:
         self.sums = torch.zeros(len(_PER_IMAGE) + len(_PER_STEP), dtype=kind, device=device)
         self.observed = torch.zeros(len(_OBSERVED) + len(_PER_LAYER) * len(layers), dtype=kind, device=device)
 
-    def add(self, loss: Loss, grad_norm: Tensor, images: int) -> None:
+    def add(self, loss: Loss, images: int, world: World) -> None:
+        """What ranks contribute to a loss sums to it; what they say of the bounds is already of the whole batch."""
         parts = [loss.total.detach(), loss.robust_ce, loss.clean_ce]
         counted = [loss.clean_correct, loss.certified]
-        row = torch.stack(
-            [*[part * images for part in parts], *[count.to(parts[0].dtype) for count in counted], grad_norm]
-        )
-        self.sums += row
+        row = torch.stack([*[part * images for part in parts], *[count.to(parts[0].dtype) for count in counted]])
+        self.sums[:-1] += world.total(row)
         self.counts["images"] += images
-        self.counts["steps"] += 1
         if loss.tightness is not None and loss.relu is not None and loss.layers is not None:
             layers = torch.stack([loss.layers.mean_width, loss.layers.active, loss.layers.inactive], dim=1)
             self.observed += torch.cat([torch.stack([loss.tightness, loss.relu]), layers.flatten()]).detach()
             self.counts["observed"] += 1
+
+    def count_step(self, grad_norm: Tensor) -> None:
+        self.sums[-1] += grad_norm
+        self.counts["steps"] += 1
 
     def means(self) -> dict[str, Any]:
         """Reads the device once. Statistics are None where no step observed them."""

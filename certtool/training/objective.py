@@ -21,11 +21,15 @@ from certtool.bounds import (
     relu_inputs,
     relu_statistics,
 )
+from certtool.bounds.ibp import clean_output
 from certtool.bounds.regularizers import relu_terms, tightness_terms
+from certtool.bounds.together import means
+from certtool.distributed import SharedBatch, World
 from certtool.models.normalize import input_step
 
 # Below this radius float32 bounds have no width to speak of, and the regularisers would see rounding.
 SMALLEST_EPS = 1e-6
+WHOLE = SharedBatch(World(), 0)  # a batch that this process has alone
 
 
 @dataclass(frozen=True)
@@ -55,40 +59,49 @@ class Objective:
         self._margins_need = () if features is None else (features,)
         self._statistics_need = (*relu_inputs(self.graph).values(), self.input_step)
 
-    def natural(self, x: Tensor, labels: Tensor) -> Loss:
+    def natural(self, x: Tensor, labels: Tensor, batch: SharedBatch) -> Loss:
         """Plain cross-entropy: nothing is bounded, nothing certified."""
-        logits = self.model(x)
-        ce = F.cross_entropy(logits, labels)
+        logits = self.model(x) if batch.alone else clean_output(self.graph, x, batch)
+        ce = cross_entropy(logits, labels, batch)
         correct = (logits.argmax(1) == labels).sum()
         return Loss(ce, ce.detach(), ce.detach(), correct, torch.zeros_like(correct), None, None, None)
 
-    def __call__(self, x: Tensor, labels: Tensor, eps: float, weight: float, observe: bool = False) -> Loss:
-        """The method's loss at radius eps with lambda = weight; plain cross-entropy while eps is 0."""
+    def __call__(
+        self, x: Tensor, labels: Tensor, eps: float, weight: float, observe: bool = False, batch: SharedBatch = WHOLE
+    ) -> Loss:
+        """The method's loss at radius eps with lambda = weight; plain cross-entropy while eps is 0.
+
+        Where ranks share the batch, each one's loss is its part of the whole: they sum to it.
+        """
         regularised = weight > 0 and bool(self.terms)
         if eps == 0 and not regularised and not observe:
-            return self.natural(x, labels)
+            return self.natural(x, labels, batch)
         wanted = self._margins_need + (self._statistics_need if regularised or observe else ())
         box = ball(x, max(eps, SMALLEST_EPS))
-        bounds = propagate(self.graph, box, clean=x, keep=set(wanted))
+        bounds = propagate(self.graph, box, clean=x, keep=set(wanted), together=batch)
         assert bounds.clean is not None
         margins = lower_margins(self.graph, bounds, labels)
-        clean_ce = F.cross_entropy(bounds.clean, labels)
-        robust_ce = robust_cross_entropy(margins, labels) if eps > 0 else clean_ce
+        clean_ce = cross_entropy(bounds.clean, labels, batch)
+        # The worst logits the bounds allow: 0 for the label, minus the least margin elsewhere.
+        robust_ce = cross_entropy(-margins, labels, batch) if eps > 0 else clean_ce
         total, tight, balance, layers = robust_ce, None, None, None
         if regularised or observe:
             with torch.set_grad_enabled(regularised):
-                layers = relu_statistics(self.graph, bounds)
-                input_width = 2 * bounds.kept[self.input_step].radius.mean()
+                layers = relu_statistics(self.graph, bounds, batch)
+                input_width = 2 * means([bounds.kept[self.input_step].radius], batch).squeeze()
                 tight = tightness_terms(input_width, layers, self.tolerance).mean()
                 balance = relu_terms(layers, self.tolerance).mean()
         if regularised:
             parts = {"tightness": tight, "relu": balance}
-            total = robust_ce + weight * sum(parts[term] for term in sorted(self.terms))  # type: ignore[misc]
+            # Every rank computes the same regularisers, of the whole batch: each counts its share of them.
+            total = robust_ce + weight / batch.world.size * sum(parts[term] for term in sorted(self.terms))  # type: ignore[misc]
         correct = (bounds.clean.detach().argmax(1) == labels).sum()
         certified = certified_mask(margins.detach(), labels).sum()
         return Loss(total, robust_ce.detach(), clean_ce.detach(), correct, certified, tight, balance, layers)
 
 
-def robust_cross_entropy(margins: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of the worst logits the bounds allow: [0 for the label, minus the least margin elsewhere]."""
-    return F.cross_entropy(-margins, labels)
+def cross_entropy(logits: Tensor, labels: Tensor, batch: SharedBatch) -> Tensor:
+    """The mean over the batch; of a shared one, what these images contribute to it."""
+    if batch.alone:
+        return F.cross_entropy(logits, labels)
+    return F.cross_entropy(logits, labels, reduction="sum") / batch.images
