@@ -93,7 +93,8 @@ class Regularizers(Section):
 
 
 class Train(Section):
-    method: Literal["ibp", "natural"] = "ibp"
+    method: Literal["ibp", "crown-ibp", "natural"] = "ibp"
+    loss_fusion: bool = True  # crown-ibp: bound the sum in the loss as a whole, not margin by margin
     init: Initialisation = "ibp"
     epochs: Count
     lr: Positive = 5e-4
