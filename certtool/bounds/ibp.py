@@ -26,6 +26,7 @@ class Bounds:
     output: Interval
     kept: Mapping[str, Interval]
     clean: Tensor | None
+    norms: Mapping[str, tuple[Tensor, Tensor]]  # every BatchNorm as the x * scale + shift it was in this pass
 
 
 def graph_of(model: nn.Module) -> Graph:
@@ -41,7 +42,7 @@ def propagate(
     graph: Graph, box: Interval, *, clean: Tensor | None = None, keep: Collection[str] = (), rules: RuleTable = RULES
 ) -> Bounds:
     """Bounds of every step; `clean` given means training: its batch statistics bound everything."""
-    walk = _Walk({}, {graph.steps[0].name: clean} if clean is not None else {}, rules, clean, graph.first_affine)
+    walk = _Walk({}, {graph.steps[0].name: clean} if clean is not None else {}, rules, clean, graph.first_affine, {})
     kept: dict[str, Interval] = {}
     for step in graph.steps:
         walk.bounds[step.name] = box if step.op == "input" else walk.bound(step)
@@ -53,7 +54,7 @@ def propagate(
     output = walk.bounds[graph.output]
     if not isinstance(output, Interval):
         raise InputError(f"the network's output `{graph.output}` does not depend on its input")
-    return Bounds(output, kept, walk.cleans.get(graph.output))
+    return Bounds(output, kept, walk.cleans.get(graph.output), walk.norms)
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class _Walk:
     rules: RuleTable
     clean: Tensor | None
     first_affine: Step | None
+    norms: dict[str, tuple[Tensor, Tensor]]
 
     def bound(self, step: Step) -> Any:
         if step.op == "constant":
@@ -104,6 +106,7 @@ class _Walk:
             return self.rules[BATCH_NORM](layer, module, self.bounds[affine.inputs[0]], *running_statistics(step))
         else:
             scale, shift = scale_and_shift_of(layer, *running_statistics(step))
+        self.norms[step.name] = scale, shift
         if step.folds is None or not self._folds(step.folds):
             return scale_and_shift(self.bounds[name], scale, shift)
         assert step.folds.module is not None

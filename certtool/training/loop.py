@@ -23,7 +23,7 @@ from certtool.recipe import Recipe
 from certtool.training import state
 from certtool.training.events import EpochDone, Event, Finished, Progress, Started
 from certtool.training.meter import Meter
-from certtool.training.objective import Objective
+from certtool.training.methods import check_engine, objective_for
 from certtool.training.run_folder import RunFolder
 from certtool.training.schedule import Schedule
 
@@ -47,7 +47,7 @@ class Trainer:
         self.header = checkpoint.header_for(recipe, train, recipe.train.epochs)
         self.train, self.test = train.to(device), test.to(device)
         self.model = build(recipe.model, train.facts, recipe.train.init, recipe.seed).to(device).train()
-        self.objective = Objective(self.model, recipe.train.regularizers.terms, recipe.train.regularizers.tolerance)
+        self.objective = objective_for(recipe, self.model, train.facts)
         self.schedule = Schedule(recipe, math.ceil(len(train) / recipe.data.batch_size))
         fused = device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.train.lr, fused=fused)
@@ -245,7 +245,8 @@ def new_run(
     download: bool = False,
     device: torch.device,
 ) -> Trainer:
-    """A run from its first step. Its folder is made last, so that a missing data set leaves nothing behind."""
+    """A run from its first step. Its folder is made last: a missing data set or engine leaves nothing behind."""
+    check_engine(recipe)
     train, test = _splits(recipe, data, download)
     return Trainer(recipe, RunFolder.create(recipe, out, overwrite=overwrite), train, test, device)
 
@@ -253,6 +254,7 @@ def new_run(
 def resumed_run(path: Path, *, data: Path | None = None, download: bool = False, device: torch.device) -> Trainer:
     """A run from where its folder's saved state stands."""
     folder, recipe = RunFolder.open(path)
+    check_engine(recipe)
     folder.sweep()
     trainer = Trainer(recipe, folder, *_splits(recipe, data, download), device)
     trainer.resume()

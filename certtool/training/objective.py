@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from certtool.bounds import (
+    Bounds,
     Graph,
+    Interval,
     ReluStatistics,
     ball,
     certified_mask,
@@ -73,7 +75,7 @@ class Objective:
         assert bounds.clean is not None
         margins = lower_margins(self.graph, bounds, labels)
         clean_ce = F.cross_entropy(bounds.clean, labels)
-        robust_ce = robust_cross_entropy(margins, labels) if eps > 0 else clean_ce
+        robust_ce = self.robust_ce(box, bounds, margins, labels, eps) if eps > 0 else clean_ce
         total, tight, balance, layers = robust_ce, None, None, None
         if regularised or observe:
             with torch.set_grad_enabled(regularised):
@@ -87,6 +89,10 @@ class Objective:
         correct = (bounds.clean.detach().argmax(1) == labels).sum()
         certified = certified_mask(margins.detach(), labels).sum()
         return Loss(total, robust_ce.detach(), clean_ce.detach(), correct, certified, tight, balance, layers)
+
+    def robust_ce(self, box: Interval, bounds: Bounds, margins: Tensor, labels: Tensor, eps: float) -> Tensor:
+        """What the method makes of the interval bounds of one batch: here, the loss of their margins."""
+        return robust_cross_entropy(margins, labels)
 
 
 def robust_cross_entropy(margins: Tensor, labels: Tensor) -> Tensor:
