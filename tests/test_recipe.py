@@ -17,7 +17,7 @@ from certtool.recipe.positions import positions
 
 BUNDLED = {
     "tiny_cnn7", "tiny_cnn7_short", "tiny_cnn7_short_vanilla", "mnist_cnn7", "mnist_cnn7_w16", "cifar10_cnn7",
-    "cifar10_cnn7_w16", "tinyimagenet_cnn7",
+    "cifar10_cnn7_w16", "tinyimagenet_cnn7", "tiny_cnn7_crown", "tiny_cnn7_crown_unfused",
 }  # fmt: skip
 
 MINIMAL = """\
@@ -128,6 +128,17 @@ def test_misspelt_key_has_its_line_and_a_guess(tmp_path: Path) -> None:
     assert problem.message == "model.widht: unknown key `widht` in [model]"
     assert problem.hint == "did you mean `width`?"
     assert (problem.line, problem.column, problem.length, problem.source) == (9, 1, 5, "widht = 16")
+
+
+def test_loss_fusion_belongs_to_crown_ibp(tmp_path: Path) -> None:
+    (problem,) = problems(MINIMAL.replace("epochs = 10", "epochs = 10\nloss_fusion = true", 1), tmp_path)
+    assert problem.message == 'train.loss_fusion: `loss_fusion` means nothing with method = "ibp"'
+    assert problem.hint == 'remove it, or set `method = "crown-ibp"`'
+    assert problem.source == "loss_fusion = true"
+    assert recipe.load("tiny_cnn7").train.loss_fusion is None
+    assert "loss_fusion" not in recipe.render(recipe.load("tiny_cnn7"))
+    assert recipe.load("tiny_cnn7", ["train.method=crown-ibp"]).train.loss_fusion is True
+    assert recipe.load("tiny_cnn7_crown_unfused").train.loss_fusion is False
 
 
 def test_all_errors_at_once(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from certtool.bounds.graph import Graph, Step
 from certtool.bounds.ibp import Bounds, graph_of, propagate
 from certtool.bounds.interval import Interval, ball
-from certtool.bounds.margins import certified_mask, features_step, lower_margins, margin_bounds
+from certtool.bounds.margins import certified_mask, features_step, lower_margins, margin_bounds, upper_margins
 from certtool.bounds.rules import rule
 from certtool.bounds.statistics import ReluStatistics, relu_inputs, relu_statistics
 
@@ -23,4 +23,5 @@ __all__ = [
     "relu_inputs",
     "relu_statistics",
     "rule",
+    "upper_margins",
 ]

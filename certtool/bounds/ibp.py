@@ -28,6 +28,7 @@ class Bounds:
     output: Interval
     kept: Mapping[str, Interval]
     clean: Tensor | None
+    norms: Mapping[str, tuple[Tensor, Tensor]]  # every BatchNorm as the x * scale + shift it was in this pass
 
 
 def graph_of(model: nn.Module) -> Graph:
@@ -50,7 +51,7 @@ def propagate(
 ) -> Bounds:
     """Bounds of every step; `clean` given means training: its batch statistics bound everything."""
     cleans = {graph.steps[0].name: clean} if clean is not None else {}
-    walk = _Walk({}, cleans, rules, clean, graph.first_affine, together)
+    walk = _Walk({}, cleans, rules, clean, graph.first_affine, together, {})
     kept: dict[str, Interval] = {}
     for step in graph.steps:
         walk.bounds[step.name] = box if step.op == "input" else walk.bound(step)
@@ -62,12 +63,12 @@ def propagate(
     output = walk.bounds[graph.output]
     if not isinstance(output, Interval):
         raise InputError(f"the network's output `{graph.output}` does not depend on its input")
-    return Bounds(output, kept, walk.cleans.get(graph.output))
+    return Bounds(output, kept, walk.cleans.get(graph.output), walk.norms)
 
 
 def clean_output(graph: Graph, clean: Tensor, together: Together) -> Tensor:
     """The training pass without bounds, for a batch that several processes share."""
-    walk = _Walk({}, {graph.steps[0].name: clean}, RULES, clean, graph.first_affine, together)
+    walk = _Walk({}, {graph.steps[0].name: clean}, RULES, clean, graph.first_affine, together, {})
     for step in graph.steps[1:]:
         if step.op == "constant":
             walk.cleans[step.name] = step.args[0]
@@ -90,6 +91,7 @@ class _Walk:
     clean: Tensor | None
     first_affine: Step | None
     together: Together
+    norms: dict[str, tuple[Tensor, Tensor]]
 
     def bound(self, step: Step) -> Any:
         if step.op == "constant":
@@ -134,6 +136,7 @@ class _Walk:
             return self.rules[BATCH_NORM](layer, module, self.bounds[affine.inputs[0]], *running_statistics(step))
         else:
             scale, shift = scale_and_shift_of(layer, *running_statistics(step))
+        self.norms[step.name] = scale, shift
         if step.folds is None or not self._folds(step.folds):
             return scale_and_shift(self.bounds[name], scale, shift)
         assert step.folds.module is not None

@@ -13,11 +13,13 @@ import importlib.metadata
 import sys
 import types
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from certtool.bounds.interval import Interval
@@ -53,13 +55,13 @@ def auto_lirpa() -> Any:
     engine = installed()
     if engine is None:
         raise OutsideError("auto_LiRPA is not installed", f"`{INSTALL}`")
-    if not engine.repaired:
-        return importlib.import_module("auto_LiRPA")
-    if "auto_LiRPA" not in sys.modules:
+    if engine.repaired and "auto_LiRPA" not in sys.modules:
         _repair_numpy()
         _repair_onnx()
-    module = importlib.import_module("auto_LiRPA")
-    _repair_named_members(module.BoundedModule)
+    with warnings.catch_warnings(record=True):  # its import sets a filter of its own, and then warns
+        module = importlib.import_module("auto_LiRPA")
+    if engine.repaired:
+        _repair_named_members(module.BoundedModule)
     return module
 
 
@@ -122,6 +124,16 @@ def without_groups(model: nn.Module) -> nn.Module:
     return model
 
 
+def dense_kernel(weight: Tensor, groups: int) -> Tensor:
+    """The kernel of a grouped convolution with the zeros that its groups stand for."""
+    channels = weight.shape[1]
+    padded = (
+        F.pad(part, (0, 0, 0, 0, group * channels, (groups - 1 - group) * channels))
+        for group, part in enumerate(weight.chunk(groups))
+    )
+    return weight if groups == 1 else torch.cat(list(padded))
+
+
 @torch.no_grad()
 def _dense(grouped: nn.Conv2d) -> nn.Conv2d:
     dense = nn.Conv2d(
@@ -136,14 +148,56 @@ def _dense(grouped: nn.Conv2d) -> nn.Conv2d:
         device=grouped.weight.device,
         dtype=grouped.weight.dtype,
     )
-    dense.weight.zero_()
-    filters, channels = (size // grouped.groups for size in (grouped.out_channels, grouped.in_channels))
-    for group in range(grouped.groups):
-        rows, columns = (slice(group * size, (group + 1) * size) for size in (filters, channels))
-        dense.weight[rows, columns] = grouped.weight[rows]
+    dense.weight.copy_(dense_kernel(grouped.weight, grouped.groups))
     if dense.bias is not None and grouped.bias is not None:
         dense.bias.copy_(grouped.bias)
     return dense.train(grouped.training)
+
+
+def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Where a class is not the label (image by class), and z_y - z_j for those as rows over the logits."""
+    eye = torch.eye(classes, dtype=dtype, device=labels.device)
+    others = torch.arange(classes, device=labels.device) != labels.unsqueeze(1)
+    return others, (eye[labels].unsqueeze(1) - eye)[others].view(len(labels), classes - 1, classes)
+
+
+def _converted(lirpa: Any, model: nn.Module, example: Tensor, options: dict[str, Any]) -> Any:
+    with warnings.catch_warnings():  # of the exporter it goes through, about how old it is
+        warnings.simplefilter("ignore")
+        return lirpa.BoundedModule(model.eval(), torch.zeros_like(example), bound_opts=options)
+
+
+def _perturbed(lirpa: Any, box: Interval) -> Any:
+    perturbation = lirpa.PerturbationLpNorm(norm=float("inf"), x_L=box.lower, x_U=box.upper)
+    return lirpa.BoundedTensor(box.center, perturbation)
+
+
+class GivenWeights:
+    """A network of affine layers, ReLUs and sums whose weights are given anew with every call: what training needs.
+
+    The weights may be functions of others, such as a convolution with this batch's BatchNorm folded into it; the bounds
+    have their gradient.
+    """
+
+    def __init__(self, model: nn.Module, example: Tensor) -> None:
+        self._lirpa = auto_lirpa()
+        self._bounded = _converted(self._lirpa, model, example, {"conv_mode": "patches"})
+        self._bounded.train()  # in evaluation mode it would cut the weights off from what they are functions of
+        self._weights: dict[str, Any] = {}
+        for node in self._bounded._modules.values():
+            if type(node).__name__ == "BoundParams":
+                del node._parameters["param"]  # no longer a leaf of its own
+                self._weights[node.ori_name] = node
+
+    def lower(self, box: Interval, rows: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """CROWN-IBP's lower bounds of `rows` (image, row, output) times the output; weights by their names."""
+        for name, node in self._weights.items():
+            node.param = weights[name]
+        lower, _ = self._bounded.compute_bounds(
+            x=(_perturbed(self._lirpa, box),), C=rows, method="CROWN-IBP", bound_upper=False
+        )
+        result: Tensor = lower
+        return result
 
 
 class BoundedModel:
@@ -163,9 +217,7 @@ class BoundedModel:
         model = without_groups(model)
         # Sparse slopes of convolutions trip over shapes in 0.3; with given intermediate bounds dense ones fit.
         options = {"conv_mode": "patches", "sparse_features_alpha": False}
-        with warnings.catch_warnings():  # of the exporter it goes through, about how old it is
-            warnings.simplefilter("ignore")
-            self._bounded = self._lirpa.BoundedModule(model.eval(), torch.zeros_like(example), bound_opts=options)
+        self._bounded = _converted(self._lirpa, model, example, options)
         self._bounded.eval()
 
     def lower_margins(self, box: Interval, labels: Tensor, classes: int, method: str = "IBP") -> Tensor:
@@ -175,11 +227,8 @@ class BoundedModel:
         alone, with interval bounds for all layers in between, since optimising those too outgrows any memory.
         """
         box = self._through_first(box)
-        perturbation = self._lirpa.PerturbationLpNorm(norm=float("inf"), x_L=box.lower, x_U=box.upper)
-        x = self._lirpa.BoundedTensor(box.center, perturbation)
-        eye = torch.eye(classes, dtype=box.center.dtype)
-        others = torch.arange(classes) != labels.unsqueeze(1)
-        rows = (eye[labels].unsqueeze(1) - eye)[others].view(len(labels), classes - 1, classes)
+        x = _perturbed(self._lirpa, box)
+        others, rows = margin_rows(labels, classes, box.center.dtype)
         lower = self._optimised(x, rows) if method == "alpha-CROWN" else self._bounds(x, rows, method)
         result = torch.zeros(len(labels), classes, dtype=lower.dtype)
         return result.masked_scatter(others, lower)

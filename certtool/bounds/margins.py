@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from certtool.bounds.graph import Graph
+from certtool.bounds.graph import Graph, Step
 from certtool.bounds.ibp import Bounds, propagate
 from certtool.bounds.interval import Interval
 
@@ -23,13 +23,24 @@ def lower_margins(graph: Graph, bounds: Bounds, labels: Tensor) -> Tensor:
     """
     if graph.classifier is None:
         return _unmerged(bounds.output, labels)
-    layer = graph.classifier.module
+    return _merged(graph.classifier, bounds, labels).lower
+
+
+def upper_margins(graph: Graph, bounds: Bounds, labels: Tensor) -> Tensor:
+    """Image by class, the greatest z_y - z_j."""
+    if graph.classifier is None:
+        return -_unmerged(Interval(-bounds.output.center, bounds.output.radius), labels)
+    return _merged(graph.classifier, bounds, labels).upper
+
+
+def _merged(classifier: Step, bounds: Bounds, labels: Tensor) -> Interval:
+    layer = classifier.module
     assert isinstance(layer, nn.Linear)
-    features = bounds.kept[graph.classifier.inputs[0]]
+    features = bounds.kept[classifier.inputs[0]]
     rows = layer.weight[labels].unsqueeze(1) - layer.weight  # image, class, feature
     logits = bounds.output.center
     center = logits.gather(1, labels.unsqueeze(1)) - logits
-    return center - torch.einsum("bkn,bn->bk", rows.abs(), features.radius)
+    return Interval(center, torch.einsum("bkn,bn->bk", rows.abs(), features.radius))
 
 
 def _unmerged(logits: Interval, labels: Tensor) -> Tensor:

@@ -93,7 +93,8 @@ class Regularizers(Section):
 
 
 class Train(Section):
-    method: Literal["ibp", "natural"] = "ibp"
+    method: Literal["ibp", "crown-ibp", "natural"] = "ibp"
+    loss_fusion: bool | None = None  # crown-ibp, true unless set: bound the loss's sum as a whole, not its margins
     init: Initialisation = "ibp"
     epochs: Count
     lr: Positive = 5e-4
@@ -108,8 +109,22 @@ class Train(Section):
     warmup: Warmup | None = None
     regularizers: Regularizers = Field(default_factory=Regularizers)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fused_by_default(cls, values: Any) -> Any:
+        """Only where it means something, so that other methods' recipes are written without it."""
+        if isinstance(values, dict) and values.get("method") == "crown-ibp":
+            return {"loss_fusion": True, **values}
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.loss_fusion is not None and self.method != "crown-ibp":
+            raise wrong(
+                f'`loss_fusion` means nothing with method = "{self.method}"',
+                'remove it, or set `method = "crown-ibp"`',
+                key="loss_fusion",
+            )
         if self.method != "natural" and self.warmup is None:
             raise wrong(
                 f'method = "{self.method}" needs a [train.warmup] section',

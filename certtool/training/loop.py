@@ -26,7 +26,8 @@ from certtool.recipe import Recipe
 from certtool.training import state
 from certtool.training.events import EpochDone, Event, Finished, Progress, Started
 from certtool.training.meter import Meter
-from certtool.training.objective import Loss, Objective
+from certtool.training.methods import check_engine, objective_for
+from certtool.training.objective import Loss
 from certtool.training.run_folder import RunFolder
 from certtool.training.schedule import Schedule
 
@@ -60,7 +61,7 @@ class Trainer:
         self.header = checkpoint.header_for(recipe, train, recipe.train.epochs)
         self.train, self.test = (split.to(device) if fits(split, device) else split for split in (train, test))
         self.model = build(recipe.model, train.facts, recipe.train.init, recipe.seed).to(device).train()
-        self.objective = Objective(self.model, recipe.train.regularizers.terms, recipe.train.regularizers.tolerance)
+        self.objective = objective_for(recipe, self.model, train.facts)
         self.schedule = Schedule(recipe, math.ceil(len(train) / recipe.data.batch_size))
         fused = device.type in ("cpu", "cuda")
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.train.lr, fused=fused)
@@ -281,7 +282,8 @@ def new_run(
     device: torch.device,
     world: World = ALONE,
 ) -> Trainer:
-    """A run from its first step. Its folder is made last, so that a missing data set leaves nothing behind."""
+    """A run from its first step. Its folder is made last: a missing data set or engine leaves nothing behind."""
+    check_engine(recipe)
     train, test = _splits(recipe, data, download, world)
     folder = world.share(RunFolder.create(recipe, out, overwrite=overwrite) if world.leads else RunFolder(Path()))
     return Trainer(recipe, folder, train, test, device, world)
@@ -292,6 +294,7 @@ def resumed_run(
 ) -> Trainer:
     """A run from where its folder's saved state stands."""
     folder, recipe = RunFolder.open(path)
+    check_engine(recipe)
     if world.leads:
         folder.sweep()
     trainer = Trainer(recipe, folder, *_splits(recipe, data, download, world), device, world)

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from certtool.bounds import (
+    Bounds,
     Graph,
+    Interval,
     ReluStatistics,
     ball,
     certified_mask,
@@ -82,8 +84,7 @@ class Objective:
         assert bounds.clean is not None
         margins = lower_margins(self.graph, bounds, labels)
         clean_ce = cross_entropy(bounds.clean, labels, batch)
-        # The worst logits the bounds allow: 0 for the label, minus the least margin elsewhere.
-        robust_ce = cross_entropy(-margins, labels, batch) if eps > 0 else clean_ce
+        robust_ce = self.robust_ce(box, bounds, margins, labels, eps, batch) if eps > 0 else clean_ce
         total, tight, balance, layers = robust_ce, None, None, None
         if regularised or observe:
             with torch.set_grad_enabled(regularised):
@@ -98,6 +99,17 @@ class Objective:
         correct = (bounds.clean.detach().argmax(1) == labels).sum()
         certified = certified_mask(margins.detach(), labels).sum()
         return Loss(total, robust_ce.detach(), clean_ce.detach(), correct, certified, tight, balance, layers)
+
+    def robust_ce(
+        self, box: Interval, bounds: Bounds, margins: Tensor, labels: Tensor, eps: float, batch: SharedBatch
+    ) -> Tensor:
+        """What the method makes of the interval bounds of one batch: here, the loss of their margins."""
+        return robust_cross_entropy(margins, labels, batch)
+
+
+def robust_cross_entropy(margins: Tensor, labels: Tensor, batch: SharedBatch) -> Tensor:
+    """Of the worst logits the bounds allow: 0 for the label, minus the least margin elsewhere."""
+    return cross_entropy(-margins, labels, batch)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, batch: SharedBatch) -> Tensor:
