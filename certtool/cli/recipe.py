@@ -123,7 +123,7 @@ def check(reference: Reference, set_: SetOption = None, json: JsonOption = False
 def copy(
     reference: Reference, file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]
 ) -> None:
-    """Take a copy of a recipe, comments included, to edit."""
+    """Take a copy of a recipe, comments included, to edit; the paper's figures are not about what you make of it."""
     from certtool import recipe
     from certtool.files import write_atomically
     from certtool.report.screen import Screen
@@ -132,5 +132,5 @@ def copy(
     target = file / source.name if file.is_dir() else file
     if target.exists():
         raise InputError(f"`{target}` exists already", "choose another name, or remove it first")
-    write_atomically(target, source.read_bytes())
+    write_atomically(target, recipe.without_paper(source.read_text(encoding="utf-8")).encode())
     Screen().text(f"{target}")

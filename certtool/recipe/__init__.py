@@ -1,6 +1,7 @@
 """Recipes: one TOML file per experiment, typed and strict."""
 
-from certtool.recipe.load import bundled, find, load, overrides_from, render
-from certtool.recipe.schema import Recipe
+from certtool.recipe.differences import differences
+from certtool.recipe.load import bundled, find, load, overrides_from, render, without_paper
+from certtool.recipe.schema import Paper, Recipe
 
-__all__ = ["Recipe", "bundled", "find", "load", "overrides_from", "render"]
+__all__ = ["Paper", "Recipe", "bundled", "differences", "find", "load", "overrides_from", "render", "without_paper"]

@@ -83,6 +83,11 @@ def render(recipe: Recipe) -> str:
     return toml_text.document(values)
 
 
+def without_paper(text: str) -> str:
+    """A recipe's text without its [paper] section."""
+    return re.sub(r"\n*^\[paper\]\n(?:(?!\[).*\n?)*", "\n", text, flags=re.MULTILINE)
+
+
 def _source_of(file: FilePath) -> Source:
     return Source(_shown(file), positions(_text(file)))
 
