@@ -56,7 +56,29 @@ class OutsideError(CertToolError):
     exit_code = Exit.OUTSIDE_WORLD
 
 
+class OurBug(CertToolError):
+    """Something that should not have happened."""
+
+    exit_code = Exit.OUR_BUG
+
+
 class Interrupted(CertToolError):
     """The user stopped a run, or the system asked it to end."""
 
     exit_code = Exit.INTERRUPTED
+
+
+def translated(error: Exception) -> CertToolError:
+    """Any exception as one of ours: the system's refusals are the outside world, all else is our bug."""
+    if isinstance(error, CertToolError):
+        return error
+    if isinstance(error, OSError):
+        where = f" `{error.filename}`" if error.filename else ""
+        ours: CertToolError = OutsideError(f"the system refused{where}: {(error.strerror or str(error)).lower()}")
+    else:
+        ours = OurBug(
+            f"certtool failed in a way it should not: {type(error).__name__}: {error}",
+            "run again with CERTTOOL_DEBUG=1 for the traceback, and please report it",
+        )
+    ours.__cause__ = error
+    return ours

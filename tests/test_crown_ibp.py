@@ -32,7 +32,7 @@ from certtool.models import build
 from certtool.training import new_run
 from certtool.training.crown_ibp import CrownObjective, ExponentialSum
 from certtool.training.methods import objective_for
-from certtool.training.objective import Objective, robust_cross_entropy
+from certtool.training.objective import WHOLE, Objective, robust_cross_entropy
 
 needs_lirpa = pytest.mark.skipif(installed() is None, reason="auto_LiRPA is not installed")
 DIGITS = catalog.DATASETS["digits"]
@@ -122,8 +122,8 @@ def training_mode_agrees() -> None:
     crown = CrownBounds(ours, graph, x[:1], preprocessing="normalize")
     margins = crown.lower_margins(box, labels, 10, propagate(graph, box, clean=x).norms)
     assert (margins - expected).abs().max() < 1e-9 * expected.abs().max()
-    robust_cross_entropy(margins, labels).backward()
-    robust_cross_entropy(expected, labels).backward()
+    robust_cross_entropy(margins, labels, WHOLE).backward()
+    robust_cross_entropy(expected, labels, WHOLE).backward()
     largest = max(float(p.grad.abs().max()) for p in theirs.parameters() if p.grad is not None)
     for (name, parameter), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert parameter.grad is not None, name
@@ -281,7 +281,7 @@ def losses_mix() -> None:
             expected = mix.log().mean()
         else:
             linear = crown.crown.lower_margins(box, labels, 10, bounds.norms)
-            expected = robust_cross_entropy(share * linear + (1 - share) * margins, labels)
+            expected = robust_cross_entropy(share * linear + (1 - share) * margins, labels, WHOLE)
         assert abs(float(crown(x, labels, eps, 0.0).total - expected)) < 1e-12 * float(expected)
 
 

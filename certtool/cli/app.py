@@ -12,7 +12,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 import typer
 
 from certtool.cli import doctor, inspect, recipe, runs, train, verify, zoo
-from certtool.errors import CertToolError, Exit
+from certtool.errors import CertToolError, Exit, translated
 from certtool.version import __version__
 
 app = typer.Typer(
@@ -59,10 +59,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: nothing more to say
         sys.exit(Exit.DONE)
-    except OSError as error:
-        _report(_outside(error))
     except Exception as error:
-        _report(_our_bug(error), error)
+        _report(translated(error), error)
 
 
 def _report(error: CertToolError, cause: BaseException | None = None) -> None:
@@ -81,19 +79,3 @@ def _interrupted() -> CertToolError:
     error = CertToolError("by Ctrl-C")
     error.exit_code = Exit.INTERRUPTED
     return error
-
-
-def _outside(error: OSError) -> CertToolError:
-    where = f" `{error.filename}`" if error.filename else ""
-    result = CertToolError(f"the system refused{where}: {(error.strerror or str(error)).lower()}")
-    result.exit_code = Exit.OUTSIDE_WORLD
-    return result
-
-
-def _our_bug(error: Exception) -> CertToolError:
-    result = CertToolError(
-        f"certtool failed in a way it should not: {type(error).__name__}: {error}",
-        "run again with CERTTOOL_DEBUG=1 for the traceback, and please report it",
-    )
-    result.exit_code = Exit.OUR_BUG
-    return result

@@ -1,4 +1,4 @@
-"""`certtool runs list`"""
+"""`certtool runs list | compare`"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from certtool.cli.options import JsonOption
+from certtool.errors import InputError
 
 app = typer.Typer(help="What has been trained here.", no_args_is_help=True)
 
@@ -29,3 +30,28 @@ def list_(
         screen.document({"schema": "certtool.runs/1", "runs": [asdict(run) for run in found]})
     else:
         show_runs(screen, found)
+
+
+@app.command(epilog="Example: certtool runs compare runs/tiny_cnn7_short runs/tiny_cnn7_short_vanilla")
+def compare(
+    places: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR]...", help="Runs, or folders of them. Default: runs.")
+    ] = None,
+    json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """Clean and verified error of each recipe: mean and deviation over its seeds, beside the paper's figures."""
+    if json and markdown:
+        raise InputError("--json and --markdown are two outputs", "choose one of them")
+    from certtool.report import compare_view
+    from certtool.report.screen import Screen
+    from certtool.training import RUNS, compare_runs
+
+    screen = Screen(json=json)
+    comparison = compare_runs(places or [RUNS])
+    if json:
+        screen.document(comparison.as_json())
+    elif markdown:
+        screen.text(compare_view.markdown(comparison))
+    else:
+        compare_view.show_comparison(screen, comparison)

@@ -1,7 +1,9 @@
 """Recipes: one TOML file per experiment, typed and strict."""
 
 from certtool.recipe.diagnose import did_you_mean
-from certtool.recipe.load import bundled, find, from_values, load, overrides_from, render
-from certtool.recipe.schema import Recipe
+from certtool.recipe.differences import differences
+from certtool.recipe.load import bundled, find, from_values, load, overrides_from, render, without_paper
+from certtool.recipe.schema import Paper, Recipe
 
-__all__ = ["Recipe", "bundled", "did_you_mean", "find", "from_values", "load", "overrides_from", "render"]
+__all__ = ["Paper", "Recipe", "bundled", "did_you_mean", "differences", "find", "from_values", "load"]
+__all__ += ["overrides_from", "render", "without_paper"]

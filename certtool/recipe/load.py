@@ -18,6 +18,8 @@ from certtool.recipe.positions import Path, Position, positions
 from certtool.recipe.schema import Recipe, SpelledFloat
 
 _PREFIX = "recipe:"
+# Keys that leave the experiment what it is; after any other `--set` the paper's figures are no longer about it.
+_NEUTRAL = {("seed",), ("name",), ("summary",), ("train", "eval_every")}
 
 
 def bundled_folder() -> FilePath:
@@ -29,7 +31,8 @@ def bundled_folder() -> FilePath:
 
 def bundled() -> dict[str, FilePath]:
     """Name and file of every bundled recipe."""
-    return {file.stem: file for file in sorted(bundled_folder().glob("*.toml"))}
+    files = {file.stem: file for file in bundled_folder().glob("*.toml")}
+    return {name: files[name] for name in sorted(files)}
 
 
 def find(reference: str, beside: FilePath | None = None) -> FilePath:
@@ -44,8 +47,9 @@ def find(reference: str, beside: FilePath | None = None) -> FilePath:
             name = FilePath(reference).stem
             hint = did_you_mean(name, bundled()) if name not in bundled() else f"bundled under that name: `{name}`"
             raise InputError(f"there is no recipe file `{reference}`", hint)
-    if name in bundled():
-        return bundled()[name]
+    file = bundled_folder() / f"{name}.toml"  # not `bundled()`: that would look at every file for each base
+    if file.parent == bundled_folder() and file.is_file():
+        return file
     hint = did_you_mean(name, bundled()) or "`certtool recipe list` shows the bundled ones"
     raise InputError(f"there is no recipe called `{name}`", hint)
 
@@ -54,7 +58,6 @@ def load(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     """The validated recipe. Raises RecipeError with every problem at once."""
     file = find(reference)
     values, origin = _read_with_base(file, seen=())
-    whole = _source_of(file)
     problems: list[Problem] = []
     for override in overrides:
         try:
@@ -64,7 +67,7 @@ def load(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(problems + diagnose(error, origin, whole)) from None
+        raise RecipeError(problems + diagnose(error, origin, _source_of(file))) from None
     if problems:
         raise RecipeError(problems)
     return recipe
@@ -91,6 +94,11 @@ def render(recipe: Recipe) -> str:
     """The resolved recipe as TOML: every key, also those left at their defaults."""
     values = recipe.model_dump(by_alias=True, exclude_none=True)
     return toml_text.document(values)
+
+
+def without_paper(text: str) -> str:
+    """A recipe's text without its [paper] section."""
+    return re.sub(r"\n*^\[paper\]\n(?:(?!\[).*\n?)*", "\n", text, flags=re.MULTILINE)
 
 
 def _source_of(file: FilePath) -> Source:
@@ -147,8 +155,21 @@ def _read_with_base(file: FilePath, seen: tuple[FilePath, ...]) -> tuple[dict[st
         if parent.resolve() in (*seen, file.resolve()):
             raise RecipeError(source.problem(("base",), f"base: `{base}` leads back to itself", None))
         merged, origin = _read_with_base(parent, (*seen, file.resolve()))
+        merged.pop("paper", None)  # the figures of another experiment
+        _start_anew_with_another_network(merged, values)
     _merge(merged, values, origin, source, ())
     return merged, origin
+
+
+def _start_anew_with_another_network(merged: dict[str, Any], values: dict[str, Any]) -> None:
+    """The arguments of a base's network are none of another architecture's."""
+    ours, theirs = values.get("model"), merged.get("model")
+    if (
+        isinstance(ours, dict)
+        and isinstance(theirs, dict)
+        and ours.get("arch", theirs.get("arch")) != theirs.get("arch")
+    ):
+        merged["model"] = {}
 
 
 def _merge(
@@ -181,7 +202,10 @@ def _apply(values: dict[str, Any], origin: dict[Path, Source], override: str) ->
             raise InputError(source.problem(path, f"{key}: `{part}` is a value, not a section", None))
     if path == ("base",):
         raise InputError(source.problem(path, "base: cannot be set from the command line", None))
-    node[path[-1]] = _value(text.strip())
+    value = _value(text.strip())
+    if path not in _NEUTRAL and path[0] != "paper" and node.get(path[-1]) != value:
+        values.pop("paper", None)
+    node[path[-1]] = value
     origin[path] = source
 
 

@@ -51,6 +51,7 @@ Radius = Annotated[Epsilon, BeforeValidator(_epsilon), PlainSerializer(str)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Percent = Annotated[float, Field(ge=0, le=100)]
 
 
 class Section(BaseModel):
@@ -144,6 +145,18 @@ class Train(Section):
         return self
 
 
+class Paper(Section):
+    """The row of the paper that a recipe repeats, and its figures as printed there: errors in per cent."""
+
+    tables: list[Count] = Field(default_factory=list)  # that hold the row; none: its running text
+    row: Annotated[str, Field(min_length=1, max_length=100)]
+    clean_error: Percent | None = None
+    clean_deviation: Percent | None = None
+    verified_error: Percent
+    verified_deviation: Percent | None = None
+    repeats: Count | None = None  # where the paper says how many
+
+
 class Recipe(Section):
     """One experiment, complete: everything that decides the trained weights except the machine."""
 
@@ -155,6 +168,7 @@ class Recipe(Section):
     model: Architecture
     threat: Threat
     train: Train
+    paper: Paper | None = None  # never inherited from a base, and gone once an option changes the experiment
 
     @model_validator(mode="after")
     def _selection_has_its_images(self) -> Self:

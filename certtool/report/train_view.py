@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from types import TracebackType
@@ -13,16 +14,26 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from certtool.recipe import Recipe
 from certtool.report.screen import Screen, duration, percent
-from certtool.training import EpochDone, Event, Finished, Progress, Started
+from certtool.training import (
+    EpochDone,
+    Finished,
+    NextRun,
+    Progress,
+    RunFailed,
+    Started,
+    StudyDone,
+    StudyEvent,
+)
 
 HEADER = "epoch     phase      eps     loss    clean  certified    img/s     left"
 
 
 class View(AbstractContextManager["View"], Protocol):
-    """Something that hears the events of a run."""
+    """Something that hears the events of a run, or of a study."""
 
-    def hear(self, event: Event) -> None: ...
+    def hear(self, event: StudyEvent) -> None: ...
 
 
 def view_for(screen: Screen) -> View:
@@ -44,24 +55,41 @@ class QuietView(AbstractContextManager["QuietView"]):
     ) -> None:
         return None
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: StudyEvent) -> None:
         if isinstance(event, Finished):
             self.screen.text(str(event.model))
 
 
 class JsonView(QuietView):
-    """Every event but the looks in between, as a line each."""
+    """Every event but the looks in between, as a line each; each says which run it is of."""
 
-    def hear(self, event: Event) -> None:
+    recipe: Recipe | None = None
+
+    def hear(self, event: StudyEvent) -> None:
+        if isinstance(event, NextRun | Started):
+            self.recipe = event.recipe
+        if isinstance(event, StudyDone):
+            self.recipe = None
         if not isinstance(event, Progress):
-            self.screen.document({"schema": "certtool.train/1", **event_as_json(event)})
+            run = {} if self.recipe is None else {"recipe": self.recipe.name, "seed": self.recipe.seed}
+            self.screen.document({"schema": "certtool.train/1", **event_as_json(event), **run})
 
 
 class PlainView(QuietView):
     """One line an epoch."""
 
-    def hear(self, event: Event) -> None:
-        if isinstance(event, Started):
+    place: NextRun | None = None  # in a study
+
+    def hear(self, event: StudyEvent) -> None:
+        if isinstance(event, NextRun):
+            self.place = event
+            self.screen.note(f"{'' if event.number == 1 else chr(10)}{place_of(event)}")
+        elif isinstance(event, RunFailed):
+            self.screen.note(f"failed, the study goes on: {event.error}")
+        elif isinstance(event, StudyDone):
+            for line in summary_of(event):
+                self.screen.note(line)
+        elif isinstance(event, Started):
             for line in introduction(event):
                 self.screen.note(line)
             self.screen.note(HEADER)
@@ -69,7 +97,7 @@ class PlainView(QuietView):
         elif isinstance(event, EpochDone):
             self.screen.note(epoch_line(event, self.epochs))
         elif isinstance(event, Finished):
-            conclude(self.screen, event)
+            conclude(self.screen, event, alone=self.place is None)
 
 
 class LiveView(PlainView):
@@ -90,12 +118,13 @@ class LiveView(PlainView):
         self.live.update(Text(""), refresh=True)
         self.live.__exit__(kind, error, trace)
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: StudyEvent) -> None:
         if isinstance(event, Started):
             self.started = event
         if isinstance(event, Progress) and self.started is not None:
-            self.live.update(panel(event, self.started), refresh=True)
-        elif isinstance(event, Finished):
+            title = self.started.recipe.name if self.place is None else place_of(self.place)
+            self.live.update(panel(event, self.started, title), refresh=True)
+        elif isinstance(event, Finished | RunFailed):
             self.live.update(Text(""), refresh=True)
             super().hear(event)
         else:
@@ -133,8 +162,21 @@ def epoch_line(event: EpochDone, epochs: int) -> str:
     return line
 
 
-def conclude(screen: Screen, event: Finished) -> None:
-    """The figures, the file, and the exact commands to type next."""
+def place_of(event: NextRun) -> str:
+    return f"run {event.number} of {event.of}: {event.recipe.name}, seed {event.recipe.seed}"
+
+
+def summary_of(event: StudyDone) -> list[str]:
+    """How the study went, and the command that puts its figures side by side."""
+    counts = {"trained": event.trained, "done before": event.done_before, "failed": event.failed}
+    lines = ["", "the study: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)]
+    if event.trained + event.done_before > 0:
+        lines += ["next:", f"  certtool runs compare {shlex.join(map(str, event.roots))}"]
+    return lines
+
+
+def conclude(screen: Screen, event: Finished, *, alone: bool = True) -> None:
+    """The figures, the file, and of a run that stands alone the exact commands to type next."""
     m, eps = event.metrics, event.recipe.threat.eps
     if event.already:
         screen.note("this run had already finished")
@@ -146,12 +188,13 @@ def conclude(screen: Screen, event: Finished) -> None:
             f"(interval bounds, float32, eps {eps})"
         )
     screen.text(f"model: {event.model}")
-    screen.note("next:")
-    screen.note(f"  certtool verify {event.model} --eps {eps}")
-    screen.note(f"  certtool inspect {event.model}")
+    if alone:
+        screen.note("next:")
+        screen.note(f"  certtool verify {event.model} --eps {eps}")
+        screen.note(f"  certtool inspect {event.model}")
 
 
-def panel(event: Progress, started: Started) -> Panel:
+def panel(event: Progress, started: Started, title: str) -> Panel:
     """Phase, eps against its target, the loss and its parts, accuracies, speed and time left: nine lines."""
     recipe, means = started.recipe, event.means
     total = recipe.train.epochs * started.steps_per_epoch
@@ -173,7 +216,7 @@ def panel(event: Progress, started: Started) -> Panel:
     grid.add_row("accuracy", f"clean {percent(means['clean_accuracy'])}, certified at this eps {certified}")
     speed = f"{event.images_per_second:,.0f} images/s, {duration(event.seconds_left)} left"
     grid.add_row("run", _bar(event.step, total, speed))
-    return Panel(grid, title=recipe.name, title_align="left", border_style="dim", width=80)
+    return Panel(grid, title=title, title_align="left", border_style="dim", width=80)
 
 
 def _bar(done: float, total: float, caption: str) -> Table:
@@ -182,7 +225,16 @@ def _bar(done: float, total: float, caption: str) -> Table:
     return row
 
 
-def event_as_json(event: Event) -> dict[str, Any]:
+def event_as_json(event: StudyEvent) -> dict[str, Any]:
+    if isinstance(event, NextRun):
+        return {"event": "run", "run": event.number, "of": event.of, "folder": str(event.folder)}
+    if isinstance(event, RunFailed):
+        (problem, *_), code = event.error.problems, int(event.error.exit_code)
+        return {"event": "failed", "folder": str(event.folder), "message": problem.message, "hint": problem.hint,
+                "exit": code}  # fmt: skip
+    if isinstance(event, StudyDone):
+        return {"event": "study", "trained": event.trained, "done_before": event.done_before, "failed": event.failed,
+                "folders": [str(root) for root in event.roots]}  # fmt: skip
     if isinstance(event, EpochDone):
         return {"event": "epoch", **event.metrics, "seconds_left": event.seconds_left}
     if isinstance(event, Started):
@@ -195,5 +247,6 @@ def event_as_json(event: Event) -> dict[str, Any]:
         "model": str(event.model),
         "eps": str(event.recipe.threat.eps),
         "seconds": event.seconds,
+        "already": event.already,
         **{key: value for key, value in event.metrics.items() if key.startswith("test_")},
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from certtool.errors import CertToolError
 from certtool.recipe import Recipe
 
 
@@ -54,4 +55,30 @@ class Finished:
     already: bool = field(default=False)  # the run was complete before it was asked for again
 
 
+@dataclass(frozen=True)
+class NextRun:
+    """A study comes to its next run; what follows is about that one."""
+
+    number: int  # counted from 1
+    of: int
+    recipe: Recipe
+    folder: Path
+
+
+@dataclass(frozen=True)
+class RunFailed:
+    recipe: Recipe
+    folder: Path
+    error: CertToolError
+
+
+@dataclass(frozen=True)
+class StudyDone:
+    trained: int
+    done_before: int
+    failed: int
+    roots: tuple[Path, ...]  # the folders that hold the runs, one for each recipe
+
+
 Event = Started | Progress | EpochDone | Finished
+StudyEvent = Event | NextRun | RunFailed | StudyDone

@@ -90,6 +90,11 @@ class RunFolder:
                 break
         return lines
 
+    def finished(self, recipe: Recipe) -> bool:
+        """Whether the run came to its last epoch and left its model."""
+        metrics = self.metrics()
+        return self.model.exists() and bool(metrics) and metrics[-1].get("epoch") == recipe.train.epochs
+
     def append_metrics(self, line: dict[str, Any]) -> None:
         with (
             disk_errors(self.path / METRICS_FILE),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from certtool.errors import CertToolError
+from certtool.recipe import Recipe
 from certtool.training.run_folder import RECIPE_FILE, RunFolder
 
 
@@ -23,12 +24,24 @@ class RunSummary:
     finished: bool
     clean_accuracy: float | None
     certified_accuracy: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    summary: RunSummary
+    recipe: Recipe
 
 
 def list_runs(root: Path) -> list[RunSummary]:
     """Every run folder below `root`, oldest first; folders that are no runs are passed over."""
+    return [run.summary for run in find_runs(root)]
+
+
+def find_runs(root: Path) -> list[FoundRun]:
+    """The same, with their recipes."""
     found = sorted(file.parent for file in root.rglob(RECIPE_FILE) if not _through_link(file.parent, root))
-    return [summary for folder in found if (summary := _summary(folder)) is not None]
+    return [run for folder in found if (run := _read(folder)) is not None]
 
 
 def _through_link(folder: Path, root: Path) -> bool:
@@ -36,14 +49,14 @@ def _through_link(folder: Path, root: Path) -> bool:
     return any(part.is_symlink() for part in (folder, *folder.parents) if part != root and root in part.parents)
 
 
-def _summary(path: Path) -> RunSummary | None:
+def _read(path: Path) -> FoundRun | None:
     try:
         folder, recipe = RunFolder.open(path)
     except CertToolError:
         return None
     metrics = folder.metrics()
     last = metrics[-1] if metrics else {}
-    return RunSummary(
+    summary = RunSummary(
         path=str(path),
         name=recipe.name,
         seed=recipe.seed,
@@ -51,7 +64,9 @@ def _summary(path: Path) -> RunSummary | None:
         eps=str(recipe.threat.eps),
         epochs_done=last.get("epoch", 0),
         epochs=recipe.train.epochs,
-        finished=folder.model.exists() and last.get("epoch") == recipe.train.epochs,
+        finished=folder.finished(recipe),
         clean_accuracy=last.get("test_clean_accuracy"),
         certified_accuracy=last.get("test_certified_accuracy"),
+        seconds=sum(line["seconds"] for line in metrics),
     )
+    return FoundRun(summary, recipe)
