@@ -106,8 +106,7 @@ def verify(
     radii = [Epsilon.parse(text) for text in eps or []]
     chosen = _indices(indices)
     _check_choices(method, arithmetic, split, fail_under)
-    from certtool.checkpoint import load
-    from certtool.data import load_split
+    from certtool.checkpoint import load, load_images
     from certtool.device import device_for
     from certtool.report.screen import Screen
     from certtool.report.tables import show_verify
@@ -120,7 +119,7 @@ def verify(
     if image is not None:
         _one_image(screen, checkpoint, image, label, radii, settings)
         return
-    source = load_split(checkpoint.header.dataset.name, split, data, download=download)
+    source = load_images(checkpoint, split, data, download=download)
     if recheck is not None:
         _recheck(screen, checkpoint, source, recheck, sample, settings)
         return

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from certtool import checkpoint
 from certtool.catalog import NO_AUGMENTATION
 from certtool.checkpoint import parameter_count
-from certtool.data import EpochPlan, Split, augment, hold_out, load_split, plan_epoch
+from certtool.data import EpochPlan, Split, absolute_path, augment, hold_out, load_both, plan_epoch
 from certtool.errors import CertToolError, Exit, Interrupted
 from certtool.evaluation import interval_accuracy
 from certtool.files import write_atomically
@@ -61,7 +61,9 @@ class Trainer:
         file = self.folder.read_last()
         if file is not None:
             where = str(self.folder.last)
-            self.standing = state.restore(file, where, self.model, self.optimizer, self.meter, self.recipe)
+            self.standing = state.restore(
+                file, where, self.model, self.optimizer, self.meter, self.recipe, self.header["dataset"]["train_sha256"]
+            )
         self.folder.cut_metrics(self.standing.step)
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -165,7 +167,8 @@ class Trainer:
 
     def _save(self, clock: Clock, epoch_seconds: float) -> None:
         self.standing = replace(self.standing, epoch_seconds=epoch_seconds, seconds=clock.seconds())
-        content = state.encode(self.model, self.optimizer, self.meter, self.recipe, self.standing)
+        images = self.header["dataset"]["train_sha256"]
+        content = state.encode(self.model, self.optimizer, self.meter, self.recipe, images, self.standing)
         write_atomically(self.folder.last, content)
         clock.saved()
 
@@ -246,18 +249,14 @@ def new_run(
     device: torch.device,
 ) -> Trainer:
     """A run from its first step. Its folder is made last, so that a missing data set leaves nothing behind."""
-    train, test = _splits(recipe, data, download)
+    train, test = load_both(recipe.data, data, download=download)
+    recipe = recipe.at(absolute_path(recipe.data, data))
     return Trainer(recipe, RunFolder.create(recipe, out, overwrite=overwrite), train, test, device)
 
 
 def resumed_run(path: Path, *, data: Path | None = None, download: bool = False, device: torch.device) -> Trainer:
     """A run from where its folder's saved state stands."""
     folder, recipe = RunFolder.open(path)
-    trainer = Trainer(recipe, folder, *_splits(recipe, data, download), device)
+    trainer = Trainer(recipe, folder, *load_both(recipe.data, data, download=download), device)
     trainer.resume()
     return trainer
-
-
-def _splits(recipe: Recipe, data: Path | None, download: bool) -> tuple[Split, Split]:
-    train, test = (load_split(recipe.data.dataset, name, data, download=download) for name in ("train", "test"))
-    return train, test
