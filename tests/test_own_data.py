@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from certtool.device import device_for
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError, Interrupted, OutsideError
 from certtool.training import new_run, resumed_run
-from certtool.verification import LadderSettings, largest_radii
+from certtool.verification import LadderSettings, largest_radii, verify
 from certtool.verification.images import choose
 from certtool.verification.ladder import Ladder
 
@@ -366,7 +367,8 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "animated": (lambda p: animation(p / "down/1.gif"), "`down/1.gif` has 3 frames", "down/1.gif"),
     "bomb": (lambda p: Image.new("1", (12_000, 12_000)).save(p / "down/1.png"), "too many pixels", "down/1.png"),
     "empty": (lambda p: [f.unlink() for f in (p / "down").iterdir()], "class folder `down` is empty", "down"),
-    "nested": (lambda p: (p / "down/more").mkdir(), "`down/more` is a folder within a class folder", "down/more"),
+    "nested": (lambda p: (p / "down/more").mkdir(), "`down/more` is not a file", "down/more"),
+    "pipe": (lambda p: os.mkfifo(p / "down/pipe.png"), "`down/pipe.png` is not a file", "down/pipe.png"),
     "one class": (lambda p: [shutil.rmtree(p / name) for name in CLASSES[1:]], "only one class, `across`", ""),
     "no class": (lambda p: [shutil.rmtree(p / name) for name in CLASSES], "holds no class folders", ""),
     "one picture": (lambda p: [f.unlink() for f in sorted((p / "down").iterdir())[1:]], "has one picture", "down"),
@@ -386,6 +388,7 @@ def test_a_bad_folder_is_one_error_that_names_the_file(harm: str, tmp_path: Path
         read_folder(path, None, None)
     (problem,) = caught.value.problems
     assert problem.file == str(path / named)
+    assert problem.hint
 
 
 def test_train_and_test_must_agree(tmp_path: Path) -> None:
@@ -543,7 +546,7 @@ def test_a_bad_npz_is_one_error_that_names_the_file(harm: str, tmp_path: Path) -
         read_npz(file)
     (problem,) = caught.value.problems
     assert problem.file == str(file)
-    assert problem.hint != "", harm
+    assert problem.hint
 
 
 def test_a_wrong_key_is_guessed(tmp_path: Path) -> None:
@@ -590,6 +593,9 @@ def test_a_model_refuses_other_images(npz_place: Path, tmp_path: Path) -> None:
     assert "`x_test` are images of shape (1, 12, 14)" in refusal(x_test=np.zeros((30, 12, 14)))
     bytes_ = load_known(model.dataset, "test", make_npz(tmp_path / "bytes.npz", **BYTES))
     assert bytes_.facts.scale == 255
+    renamed = replace(bytes_, facts=replace(bytes_.facts, classes=("a", "b", "c")))
+    with pytest.raises(InputError, match="classes of the npz images are not those the network was made for"):
+        verify(model, renamed, [model.eps])
 
 
 # --- floats in exact boxes -------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _share_out(path: Path, fraction: float) -> Listing:
     for name, files in _by_class(path).items():
         count = min(max(round(fraction * len(files)), 1), len(files) - 1)
         if count < 1:
-            raise bad(f"`{name}` has one picture: not enough for training and test", None, path / name)
+            raise bad(f"`{name}` has one picture: not enough for training and test", "add another one", path / name)
         drawn = sorted(files, key=lambda file: hashlib.sha256(_bytes(file)).digest())
         held = set(drawn[:count])
         test[name], train[name] = [f for f in files if f in held], [f for f in files if f not in held]
@@ -122,9 +122,11 @@ def _folders(path: Path) -> list[Path]:
 
 def _pictures(place: Path) -> list[Path]:
     files = sorted((file for file in place.iterdir() if not _is_litter(file)), key=lambda file: file.name)
-    inner = next((file for file in files if file.is_dir()), None)
-    if inner is not None:
-        raise bad(f"`{place.name}/{inner.name}` is a folder within a class folder", f"it should be {LAYOUT}", inner)
+    other = next((file for file in files if not file.is_file()), None)  # a pipe, say, would be waited for
+    if other is not None:
+        raise bad(
+            f"{_name(other)} is not a file, and a class folder holds pictures only", f"it should be {LAYOUT}", other
+        )
     if not files:
         raise bad(f"the class folder `{place.name}` is empty", "put pictures into it, or remove it", place)
     return files

@@ -50,14 +50,15 @@ def _test(arrays: dict[str, np.ndarray], facts: DatasetFacts, path: Path) -> Spl
 
 def _split(facts: DatasetFacts, name: str, images: np.ndarray, labels: np.ndarray, path: Path) -> Split:
     if images.shape[1:] != facts.shape:
-        raise bad(f"`x_{name}` are images of shape {images.shape[1:]}, expected {facts.shape}", "channels first", path)
-    beyond = np.flatnonzero(labels >= len(facts.classes))
-    if beyond.size:
         raise bad(
-            f"`y_{name}`[{beyond[0]}] is {labels[beyond[0]]}, and there are {len(facts.classes)} classes, from 0",
-            None,
+            f"`x_{name}` are images of shape {images.shape[1:]}, expected {facts.shape}",
+            "(channels, height, width)",
             path,
         )
+    beyond = np.flatnonzero(labels >= len(facts.classes))
+    if beyond.size:
+        what = f"`y_{name}`[{beyond[0]}] is {labels[beyond[0]]}, and there are {len(facts.classes)} classes"
+        raise bad(what, f"labels run from 0 to {len(facts.classes) - 1}", path)
     scale = 255 if images.dtype == np.uint8 else 1
     tensors = torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels)
     return Split(replace(facts, scale=scale), name, *tensors)
@@ -65,12 +66,12 @@ def _split(facts: DatasetFacts, name: str, images: np.ndarray, labels: np.ndarra
 
 def _read(path: Path, wanted: tuple[str, ...]) -> dict[str, np.ndarray]:
     """The arrays, without unpickling anything. Unknown and missing names are told."""
-    if not path.exists():
-        raise OutsideError(f"there is no file `{path}`", "set `data.path`, or give `--data`")
     if path.is_dir():
         raise bad(
             f"`{path}` is a folder, not an .npz file", 'for a folder of pictures write `dataset = "folder"`', path
         )
+    if not path.is_file():
+        raise OutsideError(f"there is no file `{path}`", "set `data.path`, or give `--data`")
     try:
         with path.open("rb") as opened:
             if not zipfile.is_zipfile(opened):

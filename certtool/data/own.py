@@ -13,7 +13,7 @@ from certtool.errors import InputError, Problem
 DIGITS = 6  # of mean and std: beyond them a sum in another order may differ
 
 
-def bad(message: str, hint: str | None, file: Path) -> InputError:
+def bad(message: str, hint: str, file: Path) -> InputError:
     """The file also apart from the sentence, for whoever reads errors as JSON."""
     return InputError(Problem(message, hint, str(file)))
 
@@ -22,10 +22,10 @@ def check_classes(classes: tuple[str, ...], file: Path) -> None:
     """Names that a model's header can carry and a table can show."""
     if len(classes) < 2:
         what = f"only one class, `{classes[0]}`" if classes else "no classes"
-        raise bad(f"`{file}` has {what}: a classifier needs at least two", None, file)
+        raise bad(f"`{file}` has {what}: a classifier needs at least two", "add images of another class", file)
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
-        raise bad(f"the class `{twice}` is named twice", None, file)
+        raise bad(f"the class `{twice}` is named twice", "give each class a name of its own", file)
     for name in classes:
         if not name.isprintable() or not 0 < len(name) <= 300:
             raise bad(f"the class name {ascii(name)[:80]} cannot be shown", "choose a printable name", file)
