@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from certtool import inspection, recipe, verification
 from certtool.attack import AttackSettings
-from certtool.checkpoint import Checkpoint
+from certtool.checkpoint import Checkpoint, load_images
 from certtool.checkpoint import load as load_checkpoint
-from certtool.data import load_split
 from certtool.device import device_for
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
@@ -89,7 +88,7 @@ def verify(
     if isinstance(data, tuple):
         x, labels = data
         return verification.verify_network(checkpoint.model, x[:images], labels[:images], radii, settings=settings)
-    split = load_split(checkpoint.header.dataset.name, "test", _path(data))
+    split = load_images(checkpoint, "test", _path(data))
     place = device_for(device)
     return verification.verify(checkpoint, split, radii, count=images, settings=settings, device=place)
 

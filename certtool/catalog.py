@@ -75,8 +75,20 @@ NO_AUGMENTATION = Augmentation(flip=False, padding=0)
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How a folder of the user's pictures becomes images; kept in the checkpoint, so that `verify` reads them alike."""
+
+    size: int | None = None  # resized to so many pixels a side; None: they all have one size
+    test_fraction: float | None = None  # the share of each class that is test; None: there is a test folder
+    names_sha256: str | None = None  # with test_fraction: of the file names that were shared out
+
+
+@dataclass(frozen=True)
 class DatasetFacts:
-    """What is known of a data set before its files are opened. A pixel is the integer k, its value k / scale."""
+    """What a network and its verifier need to know of a data set.
+
+    A pixel is the integer k, its value k / scale; or, where the source has floats, a float32 with scale 1.
+    """
 
     name: str
     title: str
@@ -86,7 +98,8 @@ class DatasetFacts:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: Augmentation
-    official_name: str  # the folder of the official distribution, below the data folder
+    official_name: str = ""  # the folder of the official distribution, below the data folder
+    reading: Reading | None = None  # of the user's own pictures
 
 
 _DIGITS = tuple("0123456789")
@@ -104,7 +117,6 @@ DATASETS: dict[str, DatasetFacts] = {
             (0.0,),
             (1.0,),
             NO_AUGMENTATION,
-            "",
         ),
         DatasetFacts("mnist", "MNIST", _DIGITS, (1, 28, 28), 255, (0.0,), (1.0,), NO_AUGMENTATION, "MNIST/raw"),
         DatasetFacts(
@@ -131,3 +143,6 @@ DATASETS: dict[str, DatasetFacts] = {
         ),
     )
 }
+
+# The user's own images: what they are is known once they are read.
+OWN_DATASETS: dict[str, str] = {"folder": "own pictures, a folder for each class", "npz": "own images in an .npz file"}

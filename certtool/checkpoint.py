@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,22 +12,31 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from certtool import safefile
-from certtool.catalog import NO_AUGMENTATION, Architecture, DatasetFacts
-from certtool.data import Split
+from certtool.catalog import NO_AUGMENTATION, OWN_DATASETS, Architecture, DatasetFacts, Reading
+from certtool.data import Split, load_known
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
 from certtool.files import write_atomically
 from certtool.models import skeleton
 from certtool.recipe import Recipe, render
+from certtool.recipe import load as load_recipe
 from certtool.version import __version__
 
-MODEL_FILE = "model.safetensors"
+MODEL_FILE, RECIPE_FILE = "model.safetensors", "recipe.toml"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Line = Annotated[str, Field(max_length=300)]
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ReadingHeader(Strict):
+    """How own pictures were read; nothing of where they lie."""
+
+    size: Annotated[int, Field(ge=1, le=10_000)] | None
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None
+    names_sha256: Sha256 | None
 
 
 class DatasetHeader(Strict):
@@ -41,12 +50,13 @@ class DatasetHeader(Strict):
     mean: list[float]
     std: list[Annotated[float, Field(gt=0)]]
     train_sha256: Sha256
+    reading: ReadingHeader | None = None
 
     def facts(self) -> DatasetFacts:
         channels, height, width = self.shape
         return DatasetFacts(
             self.name, self.title, tuple(self.classes), (channels, height, width), self.scale, tuple(self.mean),
-            tuple(self.std), NO_AUGMENTATION, ""
+            tuple(self.std), NO_AUGMENTATION, reading=None if self.reading is None else Reading(**dict(self.reading))
         )  # fmt: skip
 
 
@@ -100,6 +110,7 @@ def dataset_header(facts: DatasetFacts, train_sha256: str) -> dict[str, Any]:
         "mean": list(facts.mean),
         "std": list(facts.std),
         "train_sha256": train_sha256,
+        **({} if facts.reading is None else {"reading": asdict(facts.reading)}),
     }
 
 
@@ -115,7 +126,7 @@ def header_for(recipe: Recipe, train: Split, epochs: int) -> dict[str, Any]:
         "method": recipe.train.method,
         "seed": recipe.seed,
         "epochs": epochs,
-        "recipe": render(recipe),
+        "recipe": render(recipe.at(None)),
         "versions": {"certtool": __version__, "torch": str(torch.__version__)},
     }
 
@@ -156,6 +167,23 @@ def model_file(path: Path) -> Path:
     if not file.exists():
         raise InputError(f"`{path}` holds no {MODEL_FILE}", "give a .safetensors file or the folder of a finished run")
     return file
+
+
+def load_images(checkpoint: Checkpoint, split: str, data: Path | None = None, *, download: bool = False) -> Split:
+    """The images a model was made for. `data` is the folder of data sets, or of own images their place."""
+    if data is None and checkpoint.dataset.name in OWN_DATASETS:
+        data = _own_images_of_the_run(checkpoint)
+    return load_known(checkpoint.dataset, split, data, download=download)
+
+
+def _own_images_of_the_run(checkpoint: Checkpoint) -> Path | None:
+    """A model says nothing of the machine it was trained on; the recipe beside it, in a run's folder, does."""
+    try:
+        recipe = load_recipe(str(checkpoint.path.parent / RECIPE_FILE))
+    except InputError:
+        return None
+    same = (recipe.name, recipe.data.dataset) == (checkpoint.header.name, checkpoint.dataset.name)
+    return Path(recipe.data.path) if same and recipe.data.path is not None else None
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor], file: Path) -> None:

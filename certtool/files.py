@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from certtool.errors import InputError, OutsideError
 
@@ -25,12 +26,19 @@ def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Temporary file, fsync, rename: a reader, or a killed writer's successor, never sees half a file."""
+    """A reader, or a killed writer's successor, never sees half a file."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write into; it appears under its name when all is written. Temporary file, fsync, rename."""
     with disk_errors(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(content)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, 0o666 & ~_umask())

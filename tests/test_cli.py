@@ -27,7 +27,8 @@ print("torch" in sys.modules, "numpy" in sys.modules, code, file=sys.stderr)
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["train", "--help"], ["verify", "--help"], ["recipe", "list"], ["recipe", "check", "tiny_cnn7"],
-     ["recipe", "show", "tiny_cnn7"], ["--version"]],
+     ["recipe", "show", "tiny_cnn7"], ["--version"],
+     ["recipe", "check", "tiny_cnn7", "--set", "data.dataset=folder", "--set", "data.path=photos"]],
     ids=" ".join,
 )  # fmt: skip
 def test_these_answer_without_torch(arguments: list[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,11 @@ import torch
 from conftest import Cli, require_data
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn.datasets import load_digits
 
 from certtool.catalog import DATASETS, Augmentation
-from certtool.data import SOURCES, augment, data_folder, hold_out, load_split, plan_epoch
+from certtool.data import SOURCES, augment, data_folder, hold_out, load_split, plan_epoch, tinyimagenet
 from certtool.data.digits import FILE
 from certtool.errors import OutsideError
 
@@ -222,3 +225,141 @@ def test_a_damaged_jpeg_is_named(tmp_path: Path) -> None:
 def test_digits_file_is_the_committed_one() -> None:
     assert FILE.stat().st_size < 60_000
     assert hashlib.sha256(FILE.read_bytes()).hexdigest().startswith("653fea18d77e")
+
+
+# --- TinyImageNet, made up -------------------------------------------------------------------------------------------
+
+
+def fake_tinyimagenet(root: Path) -> Path:
+    """Its official layout: 200 classes, one training and one validation picture each; every tenth one is grey."""
+    folder = root / "tiny-imagenet-200"
+    wnids = [f"n{number:08d}" for number in range(200)]
+    draw = np.random.default_rng(0)
+    lines = []
+    for number, wnid in enumerate(wnids):
+        (folder / "train" / wnid / "images").mkdir(parents=True)
+        (folder / "val" / "images").mkdir(parents=True, exist_ok=True)
+        for file in (folder / "train" / wnid / "images" / f"{wnid}_0.JPEG", folder / f"val/images/val_{number}.JPEG"):
+            grid = draw.integers(0, 256, (8, 8) if number % 10 == 0 else (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(grid).resize((64, 64)).save(file, "JPEG")
+        lines.append(f"val_{number}.JPEG\t{wnids[199 - number]}\t0\t0\t63\t63\n")
+    (folder / "wnids.txt").write_text("\n".join(reversed(wnids)) + "\n")
+    (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+    return folder
+
+
+def test_tinyimagenet_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fake_tinyimagenet(tmp_path)
+    train, test = (load_split("tinyimagenet", name, tmp_path) for name in ("train", "test"))
+    assert train.images.shape == test.images.shape == (200, 3, 64, 64)
+    assert train.labels.tolist() == list(range(200))
+    assert test.labels.tolist() == list(reversed(range(200)))
+    assert torch.equal(train.images[10, 0], train.images[10, 1])  # a grey one
+    assert not torch.equal(train.images[11, 0], train.images[11, 1])
+    assert {file.name for file in folder.glob("*.npz")} == {"certtool-train.npz", "certtool-test.npz"}
+    monkeypatch.setattr("certtool.data.tinyimagenet._decode", None)  # nothing is decoded a second time
+    assert load_split("tinyimagenet", "train", tmp_path).sha256 == train.sha256
+    assert load_split("tinyimagenet", "test", tmp_path).sha256 == test.sha256
+
+
+def test_a_changed_picture_makes_the_cache_stale(tmp_path: Path) -> None:
+    folder = fake_tinyimagenet(tmp_path)
+    before = load_split("tinyimagenet", "train", tmp_path)
+    file = folder / "train" / "n00000007" / "images" / "n00000007_0.JPEG"
+    status, size = file.stat(), file.stat().st_size
+    Image.new("RGB", (64, 64), "red").save(file, "JPEG")
+    file.write_bytes(file.read_bytes().ljust(size, b"\0"))  # the same length and date: only the bytes tell
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == size
+    after = load_split("tinyimagenet", "train", tmp_path)
+    assert after.images[7, 0].min() > 250
+    changed = (before.images != after.images).flatten(1).any(1)
+    assert changed.nonzero().flatten().tolist() == [7]
+    shutil.copy(file, file.with_name("n00000007_1.JPEG"))
+    assert len(load_split("tinyimagenet", "train", tmp_path)) == 201
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "garbage", "digest"])
+def test_a_damaged_cache_is_an_error_that_names_it_and_the_decoder(damage: str, tmp_path: Path) -> None:
+    folder = fake_tinyimagenet(tmp_path)
+    split = load_split("tinyimagenet", "test", tmp_path)
+    file = folder / "certtool-test.npz"
+    content = bytearray(file.read_bytes())
+    if damage == "bit":
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    elif damage == "cut":
+        file.write_bytes(content[: len(content) // 2])
+    elif damage == "garbage":
+        file.write_bytes(b"x" * 1000)
+    else:  # a sound file with other pixels than it says
+        with np.load(file) as arrays:
+            facts, pixels = arrays["facts"], arrays["pixels"]
+        pixels[3, 0, 0, 0] ^= 1
+        np.savez(file, facts=facts, pixels=pixels)
+    with pytest.raises(OutsideError, match=r"certtool-test.npz` is damaged.*pillow .*libjpeg") as caught:
+        load_split("tinyimagenet", "test", tmp_path)
+    assert "remove that file" in str(caught.value.problems[0].hint)
+    file.unlink()
+    assert load_split("tinyimagenet", "test", tmp_path).sha256 == split.sha256
+
+
+def test_another_decoder_must_give_the_same_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_tinyimagenet(tmp_path)
+    split = load_split("tinyimagenet", "test", tmp_path)
+    monkeypatch.setattr("certtool.data.decoded.decoder", lambda: "pillow 99, libjpeg-turbo 99")
+    assert load_split("tinyimagenet", "test", tmp_path).sha256 == split.sha256
+    monkeypatch.setattr("certtool.data.decoded.decoder", lambda: "pillow 100, libjpeg-turbo 99")
+    decode = tinyimagenet._decode
+    monkeypatch.setattr("certtool.data.tinyimagenet._decode", lambda file: decode(file) ^ 1)
+    with pytest.raises(OutsideError, match="pillow 99, libjpeg-turbo 99; pillow 100, libjpeg-turbo 99 makes other"):
+        load_split("tinyimagenet", "test", tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_cache_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fake_tinyimagenet(tmp_path / "data")
+    (folder / "certtool-test.npz").mkdir()  # root may write into any folder, but not replace this by a file
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    split = load_split("tinyimagenet", "test", tmp_path / "data")
+    (file,) = (tmp_path / "cache" / "certtool" / "decoded").iterdir()
+    assert file.name.startswith("tinyimagenet-test-")
+    monkeypatch.setattr("certtool.data.tinyimagenet._decode", None)
+    assert load_split("tinyimagenet", "test", tmp_path / "data").sha256 == split.sha256
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert load_split("tinyimagenet", "test", tmp_path / "data").sha256 == split.sha256  # nowhere: decoded again
+    assert not [place for place in folder.iterdir() if place.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("harm", "split", "message"),
+    [
+        ("broken", "train", "n00000003_0.JPEG"),
+        ("small", "train", "n00000003_0.JPEG` is 32x32, not 64x64"),
+        ("class", "train", "n00000003/images` is missing or holds no images"),
+        ("line", "test", "val_annotations.txt` has no line for `val_3.JPEG`"),
+        ("picture", "test", "line 4: .*val_3.JPEG` is missing"),
+        ("twice", "test", "line 201: .*val_3.JPEG` is missing, or named before"),
+        ("unknown", "test", "line 4: unknown class `n99999999`"),
+        ("wnids", "test", "wnids.txt` names 199 classes, not 200"),
+    ],
+)
+def test_what_is_wrong_in_tinyimagenet_is_named(harm: str, split: str, message: str, tmp_path: Path) -> None:
+    folder = fake_tinyimagenet(tmp_path)
+    picture, notes = folder / "train/n00000003/images/n00000003_0.JPEG", folder / "val/val_annotations.txt"
+    lines = notes.read_text().splitlines(keepends=True)
+    changes: dict[str, Callable[[], object]] = {
+        "broken": lambda: picture.write_bytes(picture.read_bytes()[:300]),
+        "small": lambda: Image.new("RGB", (32, 32)).save(picture, "JPEG"),
+        "class": lambda: shutil.rmtree(picture.parents[1]),
+        "line": lambda: notes.write_text("".join(lines[:3] + lines[4:])),
+        "picture": lambda: (folder / "val/images/val_3.JPEG").unlink(),
+        "twice": lambda: notes.write_text("".join([*lines, lines[3]])),
+        "unknown": lambda: notes.write_text("".join(lines[:3]) + "val_3.JPEG\tn99999999\n" + "".join(lines[4:])),
+        "wnids": lambda: (folder / "wnids.txt").write_text("\n".join(f"n{n:08d}" for n in range(199))),
+    }
+    changes[harm]()
+    with pytest.raises(OutsideError, match=message):
+        load_split("tinyimagenet", split, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from conftest import Cli
 
 from certtool import recipe
-from certtool.catalog import DATASETS
+from certtool.catalog import DATASETS, OWN_DATASETS
 from certtool.errors import InputError, Problem, RecipeError
 from certtool.recipe.positions import positions
 
@@ -211,8 +211,55 @@ def test_not_a_text_file(tmp_path: Path) -> None:
         recipe.load(str(tmp_path / "x.toml"))
 
 
+@pytest.mark.parametrize(
+    ("dataset", "key", "value", "hint"),
+    [
+        ("digits", "path", '"photos"', '`dataset = "folder"` or `dataset = "npz"`'),
+        ("mnist", "size", "32", '`dataset = "folder"`'),
+        ("npz", "size", "32", '`dataset = "folder"`'),
+        ("npz", "test_fraction", "0.3", '`dataset = "folder"`'),
+    ],
+)
+def test_keys_of_own_images_belong_to_them(dataset: str, key: str, value: str, hint: str, tmp_path: Path) -> None:
+    text = MINIMAL.replace('dataset = "digits"', f'dataset = "{dataset}"\nbatch_size = 8\n{key} = {value}')
+    (problem,) = problems(text, tmp_path)
+    assert problem.message == f'data.{key}: `dataset = "{dataset}"` has no `{key}`'
+    assert problem.hint == f"it goes with {hint}"
+    assert (problem.line, problem.column, problem.length) == (7, 1, len(key))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("path = 3", "`3` is not a string"),
+        ('path = ""', "at least 1 character"),
+        ("size = 0", "greater than or equal to 1"),
+        ("size = [32, 32]", "is not a whole number"),
+        ("test_fraction = 1.0", "less than 1"),
+        ("test_fraction = 0.0", "greater than 0"),
+        ("sise = 3", "unknown key `sise`"),
+    ],
+)
+def test_values_of_own_images(line: str, message: str, tmp_path: Path) -> None:
+    (problem,) = problems(MINIMAL.replace('"digits"', f'"folder"\n{line}'), tmp_path)
+    assert message in problem.message
+    assert problem.line == 6
+
+
+def test_own_images_are_augmented_only_when_asked(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(MINIMAL.replace('"digits"', '"folder"\npath = "photos"'))
+    assert recipe.load(str(file)).data.augment == "none"
+    assert 'augment = "none"' in recipe.render(recipe.load(str(file)))
+    assert recipe.load(str(file), ["data.augment=standard"]).data.augment == "standard"
+    assert recipe.load("cifar10_cnn7").data.augment == "standard"
+    assert "photos" not in recipe.render(recipe.load(str(file)).at(None))
+    (problem,) = problems(MINIMAL.replace("digits", "foldr"), tmp_path)
+    assert problem.hint == "did you mean `folder`?"
+
+
 def test_dataset_names_equal_the_catalog() -> None:
-    for name in DATASETS:
+    for name in (*DATASETS, *OWN_DATASETS):
         assert recipe.load("tiny_cnn7", [f"data.dataset={name}"]).data.dataset == name
 
 

@@ -1,8 +1,8 @@
 """The exact box of an image: [x - eps, x + eps] within [0, 1] over the rationals.
 
-A pixel is the rational k / scale. Bounds take its edges rounded outward to float64 and wide enough for
-float32(k / scale), the value a network is really given; an attack takes them rounded inward to float32, so that what it
-finds lies inside.
+A pixel is the rational k / scale, or a float32 whose exact value counts. Bounds take its edges rounded outward to
+float64 and wide enough for float32(k / scale), the value a network is really given; an attack takes them rounded inward
+to float32, so that what it finds lies inside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Edges:
 
 
 def outer_edges(images: Tensor, scale: int, eps: Fraction) -> Edges:
-    """Of integer images, in float64, rounded outward."""
+    """In float64, rounded outward."""
+    if images.is_floating_point():
+        return outer_edges_of_floats(images, eps)
 
     def edges(k: int) -> tuple[float, float]:
         low, high = _exact(k, scale, eps)
@@ -52,7 +54,9 @@ def outer_edges(images: Tensor, scale: int, eps: Fraction) -> Edges:
 
 
 def inner_edges(images: Tensor, scale: int, eps: Fraction) -> Edges:
-    """Of integer images, in float32, rounded inward. Where no float32 lies inside, the given pixel itself."""
+    """In float32, rounded inward. Where no float32 lies inside, the given pixel itself."""
+    if images.is_floating_point():
+        return inner_edges_of_floats(images, eps)
 
     def edges(k: int) -> tuple[float, float]:
         low, high = _exact(k, scale, eps)
@@ -64,7 +68,7 @@ def inner_edges(images: Tensor, scale: int, eps: Fraction) -> Edges:
 
 
 def outer_edges_by_image(images: Tensor, scale: int, eps: Tensor) -> Edges:
-    """Of integer images, each with a radius of its own that float64 holds exactly; two steps outward for rounding."""
+    """Each image with a radius of its own that float64 holds exactly; two steps outward for rounding."""
     center, radius = images.double() / scale, eps.view(-1, *[1] * (images.dim() - 1))
     infinity = torch.full_like(center, torch.inf)
     low = torch.nextafter(torch.nextafter(center - radius, -infinity), -infinity).clamp(0, 1)

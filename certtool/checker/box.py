@@ -12,12 +12,18 @@ from certtool.checker.network import Array, Integers, Network
 from certtool.errors import InputError
 
 
-def exact_box(images: npt.NDArray[np.uint8], scale: int, eps: Fraction) -> tuple[Array, Array]:
+def exact_box(
+    images: npt.NDArray[np.uint8] | npt.NDArray[np.float32], scale: int, eps: Fraction
+) -> tuple[Array, Array]:
     """Edges of [k/s - eps, k/s + eps] within [0, 1] over the rationals, rounded outward to float64.
 
     Also inside: float32(k/s), the image the network is really given. It differs from k/s, so at eps = 0 (or below
     2^-25) the rational box alone would not contain it, and `certified` would not imply `clean`.
+
+    Images of floats have scale 1; their exact values are the centers.
     """
+    if images.dtype == np.float32:
+        return _box_of_floats(images.astype(np.float64), scale, eps)
     if images.dtype != np.uint8 or scale < 1 or eps < 0 or (images.size and int(images.max()) > scale):
         raise InputError(f"a box needs uint8 pixels from 0 to {scale}, a positive scale and a radius of at least 0")
     edges = np.array([_edges(k, scale, eps) for k in range(min(scale, 255) + 1)])
@@ -31,6 +37,15 @@ def _edges(k: int, scale: int, eps: Fraction) -> tuple[float, float]:
         min(_round_down(max(value - eps, Fraction(0))), given),
         max(-_round_down(-min(value + eps, Fraction(1))), given),
     )
+
+
+def _box_of_floats(images: Array, scale: int, eps: Fraction) -> tuple[Array, Array]:
+    """eps rounded up; sum and difference are off by half a step at most, and a whole one is added."""
+    if scale != 1 or eps < 0 or not ((images >= 0) & (images <= 1)).all():
+        raise InputError("a box of floats needs pixels in [0, 1], scale 1 and a radius of at least 0")
+    radius = -_round_down(-eps)
+    lower, upper = np.nextafter(images - radius, -np.inf), np.nextafter(images + radius, np.inf)
+    return np.maximum(lower, 0.0), np.minimum(upper, 1.0)
 
 
 def _round_down(exact: Fraction) -> float:

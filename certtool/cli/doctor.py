@@ -36,7 +36,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from certtool.bounds.lirpa import INSTALL, installed
-    from certtool.catalog import DATASETS
+    from certtool.catalog import DATASETS, OWN_DATASETS
     from certtool.data import data_folder, missing_files
     from certtool.version import __version__
 
@@ -52,7 +52,9 @@ def examine() -> dict[str, Any]:
         "versions": versions | {name: metadata.version(name) for name in PACKAGES},
         "engines": {"interval bounds": f"certtool {__version__}", "relaxations": str(engine or "not installed")},
         "device": {"accelerator": accelerator, "threads": torch.get_num_threads(), "cores": os.cpu_count()},
-        "data sets": {"folder": str(data_folder())} | data,
+        "data sets": {"in": str(data_folder())}
+        | data
+        | {name: f"yours: {title}" for name, title in OWN_DATASETS.items()},
         "hub": {"endpoint": os.environ.get("HF_ENDPOINT", "https://huggingface.co")},
         "missing": missing,
     }

@@ -133,7 +133,8 @@ class _Subject:
     def inspections(
         self, eps: Epsilon | None, trials: int, images: int, statistics: str | None, data: Path | None, download: bool
     ) -> list[Inspection]:
-        from certtool.data import load_split
+        from certtool.checkpoint import load_images
+        from certtool.data import load_test
         from certtool.inspection import inspect, inspect_initialisation
         from certtool.models import build
 
@@ -141,12 +142,12 @@ class _Subject:
         if self.recipe is None:
             found, titles = [], _titles(self.models)
             for title, model in zip(titles, self.models, strict=True):
-                split = load_split(model.header.dataset.name, "test", data, download=download).first(images)
+                split = load_images(model, "test", data, download=download).first(images)
                 x = split.pixels(split.images)
                 found.append(inspect(model.model, x, eps or model.eps, statistics=kind, title=title))
             return found
         recipe = self.recipe
-        split = load_split(recipe.data.dataset, "test", data, download=download).first(images)
+        split = load_test(recipe.data, data, download=download).first(images)
         x, facts = split.pixels(split.images), split.facts
         return [
             inspect_initialisation(

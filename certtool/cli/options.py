@@ -15,7 +15,11 @@ SetOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Folder of the data sets. Default: CERTTOOL_DATA, else the cache."),
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Folder of the data sets (default: CERTTOOL_DATA, else the cache), or where your own images lie.",
+    ),
 ]
 DownloadOption = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]

@@ -106,8 +106,8 @@ def verify(
     radii = [Epsilon.parse(text) for text in eps or []]
     chosen = _indices(indices)
     _check_choices(method, arithmetic, split, fail_under)
+    from certtool.checkpoint import load_images
     from certtool.cli.models import load_model
-    from certtool.data import load_split
     from certtool.device import device_for
     from certtool.distributed import joined, local_device
     from certtool.report.screen import Screen
@@ -122,7 +122,7 @@ def verify(
     if image is not None:
         _one_image(screen, checkpoint, image, label, radii, settings)
         return
-    source = load_split(checkpoint.header.dataset.name, split, data, download=download)
+    source = load_images(checkpoint, split, data, download=download)
     if recheck is not None:
         _recheck(screen, checkpoint, source, recheck, sample, settings)
         return

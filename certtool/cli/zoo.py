@@ -123,13 +123,12 @@ def _obtain(screen: Screen, reference: str) -> tuple[ModelFolder, str, Record | 
 
 def _recheck(screen: Screen, folder: ModelFolder, sample: int, data: Path | None, download: bool) -> Recheck:
     from certtool import checkpoint
-    from certtool.data import load_split
     from certtool.verification import read_certificate
     from certtool.verification.recheck import recheck
 
     model, file = checkpoint.load(folder.model), folder.certificates[0]
-    part = read_certificate(file).certificate.dataset
-    split = load_split(part.name, part.split, data, download=download)
+    name = read_certificate(file).certificate.dataset.split
+    split = checkpoint.load_images(model, name, data, download=download)
     with screen.rungs() as progress:
         return recheck(model, split, file, sample=sample, progress=progress)
 
@@ -178,11 +177,11 @@ def publish(
 def _proven(
     screen: Screen, checkpoint: Checkpoint, certificates: list[Path], sample: int | None, data: Path | None
 ) -> tuple[Recheck, ...]:
-    from certtool.data import load_split
+    from certtool.checkpoint import load_images
     from certtool.verification import LadderSettings
     from certtool.zoo.publish import proven
 
-    split = load_split(checkpoint.header.dataset.name, "test", data)
+    split = load_images(checkpoint, "test", data)
     with screen.rungs() as progress:
         return proven(checkpoint, split, certificates, sample, LadderSettings(), progress)
 

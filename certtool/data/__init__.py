@@ -7,24 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from certtool.catalog import DATASETS, NO_AUGMENTATION, Augmentation
+from certtool.catalog import DATASETS, NO_AUGMENTATION, OWN_DATASETS, Augmentation, DatasetFacts
 from certtool.data import cifar10, mnist, tinyimagenet
 from certtool.data.augment import EpochPlan, augment, plan_epoch
 from certtool.data.dataset import Split, hold_out
 from certtool.data.digits import digits
-from certtool.errors import OutsideError
+from certtool.data.folder import read_folder, read_folder_split
+from certtool.data.npz import read_npz, read_npz_split
+from certtool.errors import InputError, OutsideError
+from certtool.recipe.schema import Data
 
-__all__ = [
-    "NO_AUGMENTATION",
-    "Augmentation",
-    "EpochPlan",
-    "Split",
-    "augment",
-    "data_folder",
-    "hold_out",
-    "load_split",
-]
-__all__ += ["missing_files", "plan_epoch"]
+__all__ = ["NO_AUGMENTATION", "Augmentation", "EpochPlan", "Split", "absolute_path", "augment", "data_folder"]
+__all__ += ["hold_out", "load_both", "load_known", "load_split", "load_test", "missing_files", "plan_epoch"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +36,21 @@ SOURCES: dict[str, Source] = {
     "tinyimagenet": Source(tinyimagenet.files, tinyimagenet.tinyimagenet, tinyimagenet.download),
 }
 assert {"digits", *SOURCES} == set(DATASETS)
+
+
+@dataclass(frozen=True)
+class OwnSource:
+    """How the user's own images are read: both splits, their facts found; or one, for a model that knows them."""
+
+    both: Callable[[Path, Data], tuple[Split, Split]]
+    known: Callable[[Path, DatasetFacts, str], Split]
+
+
+OWN_SOURCES: dict[str, OwnSource] = {
+    "folder": OwnSource(lambda path, data: read_folder(path, data.size, data.test_fraction), read_folder_split),
+    "npz": OwnSource(lambda path, data: read_npz(path), read_npz_split),
+}
+assert set(OWN_SOURCES) == set(OWN_DATASETS)
 
 
 def data_folder() -> Path:
@@ -63,17 +72,60 @@ def load_split(name: str, split: str, root: Path | None = None, *, download: boo
     """One split of a data set in memory. Missing files: one error that says where it looked and how to get them."""
     if name == "digits":
         return digits(split)
-    folder = root or data_folder()
-    if missing_files(name, split, folder) and download:
-        _download(name, folder)
-    missing = missing_files(name, split, folder)
+    if name not in SOURCES:
+        raise InputError(f"there is no data set `{name}`", f"there are {', '.join(DATASETS)}")
+    place = root or data_folder()
+    if missing_files(name, split, place) and download:
+        _download(name, place)
+    missing = missing_files(name, split, place)
     if missing:
         raise OutsideError(
-            f"{DATASETS[name].title} is not in `{folder}`: `{missing[0].relative_to(folder)}` is missing",
+            f"{DATASETS[name].title} is not in `{place}`: `{missing[0].relative_to(place)}` is missing",
             "add `--download` to fetch it, or point CERTTOOL_DATA (or `--data`) to the folder that holds "
             f"`{DATASETS[name].official_name}`",
         )
-    return SOURCES[name].read(folder, split)
+    return SOURCES[name].read(place, split)
+
+
+def load_both(data: Data, root: Path | None = None, *, download: bool = False) -> tuple[Split, Split]:
+    """Training and test images of a recipe. Of own images `root` is the place itself, and goes before the recipe's."""
+    if data.dataset in OWN_SOURCES:
+        return OWN_SOURCES[data.dataset].both(_own_path(data, root), data)
+    train, test = (load_split(data.dataset, name, root, download=download) for name in ("train", "test"))
+    return train, test
+
+
+def load_test(data: Data, root: Path | None = None, *, download: bool = False) -> Split:
+    """The test images of a recipe; only of own ones the others are read too, because mean and std come from them."""
+    if data.dataset in OWN_SOURCES:
+        return load_both(data, root)[1]
+    return load_split(data.dataset, "test", root, download=download)
+
+
+def load_known(facts: DatasetFacts, split: str, root: Path | None = None, *, download: bool = False) -> Split:
+    """One split for a model: its data set by name, or own images read as its header says."""
+    if facts.name not in OWN_SOURCES:
+        return load_split(facts.name, split, root, download=download)
+    if root is None:
+        raise InputError("the model was trained on images of your own; where do they lie?", "say it with `--data PATH`")
+    return OWN_SOURCES[facts.name].known(root, facts, split)
+
+
+def absolute_path(data: Data, root: Path | None) -> str | None:
+    """Where own images lie, from the top of the file system on: a run's folder keeps it for every later command."""
+    return str(_own_path(data, root).absolute()) if data.dataset in OWN_SOURCES else None
+
+
+def _own_path(data: Data, root: Path | None) -> Path:
+    """Like every path a user types, it starts in the folder where the command is given."""
+    if root is not None:
+        return root
+    if data.path is None:
+        raise InputError(
+            f'where are the images of `dataset = "{data.dataset}"`?',
+            "set `data.path` in the recipe, or give `--data PATH`",
+        )
+    return Path(data.path).expanduser()
 
 
 def _download(name: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a data set is once its files are read: integer pixels in memory, their scale, and a fingerprint."""
+"""What a data set is once its files are read: pixels in memory, their scale, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from certtool.errors import InputError
 
 @dataclass(frozen=True)
 class Split:
-    """Images (N, C, H, W) as integers k whose value is k / scale, and their labels, in a fixed order."""
+    """Images (N, C, H, W) as integers k whose value is k / scale, or as float32; and their labels, in a fixed order."""
 
     facts: DatasetFacts
     name: str  # train | test | validation
@@ -54,7 +54,7 @@ class Split:
         return replace(self, images=self.images[:count], labels=self.labels[:count])
 
     def pixels(self, images: Tensor) -> Tensor:
-        """The values float32(k / scale) of integer images."""
+        """The values float32(k / scale) of images; of floats, whose scale is 1, they themselves."""
         return images.to(torch.float32) / self.facts.scale
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from certtool.catalog import DATASETS, Architecture, Initialisation
+from certtool.catalog import DATASETS, OWN_DATASETS, Architecture, Initialisation
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
 
-DatasetName = Literal["digits", "mnist", "cifar10", "tinyimagenet"]
-assert set(DatasetName.__args__) == set(DATASETS)  # type: ignore[attr-defined]  # a Literal cannot be computed
+DatasetName = Literal["digits", "mnist", "cifar10", "tinyimagenet", "folder", "npz"]
+assert set(DatasetName.__args__) == {*DATASETS, *OWN_DATASETS}  # type: ignore[attr-defined]  # a Literal cannot be computed
 
 
 class SpelledFloat(float):
@@ -60,9 +60,28 @@ class Section(BaseModel):
 
 class Data(Section):
     dataset: DatasetName
+    path: Annotated[str, Field(min_length=1, max_length=4000)] | None = None  # of own images; `--data` goes before it
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None  # of a folder's pictures, resized
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of a folder without `test`; 0.2 if not given
     batch_size: Count = 128
-    augment: Literal["standard", "none"] = "standard"
+    augment: Literal["standard", "none"] = "standard"  # of own images "none" where the recipe does not say
     validation_fraction: Fraction = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_images_as_they_are(cls, values: Any) -> Any:
+        """Whether a mirror image is still the same thing, only the owner of the images knows."""
+        own = isinstance(values, dict) and values.get("dataset") in tuple(OWN_DATASETS)
+        return {"augment": "none", **values} if own else values
+
+    @model_validator(mode="after")
+    def _keys_of_own_images(self) -> Self:
+        keys = {"path": tuple(OWN_DATASETS), "size": ("folder",), "test_fraction": ("folder",)}
+        for key, datasets in keys.items():
+            if getattr(self, key) is not None and self.dataset not in datasets:
+                names = " or ".join(f'`dataset = "{name}"`' for name in datasets)
+                raise wrong(f'`dataset = "{self.dataset}"` has no `{key}`', f"it goes with {names}", key=key)
+        return self
 
 
 class Threat(Section):
@@ -169,6 +188,10 @@ class Recipe(Section):
     threat: Threat
     train: Train
     paper: Paper | None = None  # never inherited from a base, and gone once an option changes the experiment
+
+    def at(self, path: str | None) -> Recipe:
+        """The same experiment with its own images elsewhere; None: nowhere, as a published file should have it."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"path": path})})
 
     @model_validator(mode="after")
     def _selection_has_its_images(self) -> Self:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from certtool import checkpoint
 from certtool.catalog import NO_AUGMENTATION
 from certtool.checkpoint import parameter_count
-from certtool.data import EpochPlan, Split, augment, hold_out, load_split, plan_epoch
+from certtool.data import EpochPlan, Split, absolute_path, augment, hold_out, load_both, plan_epoch
 from certtool.device import fits
 from certtool.distributed import World
 from certtool.errors import CertToolError, Exit, Interrupted
@@ -75,7 +75,8 @@ class Trainer:
         file = self.world.share(self.folder.read_last() if self.world.leads else None)
         if file is not None:
             where = str(self.folder.last)
-            self.standing = state.restore(file, where, self.model, self.optimizer, self.meter, self.recipe)
+            images = self.header["dataset"]["train_sha256"]
+            self.standing = state.restore(file, where, self.model, self.optimizer, self.meter, self.recipe, images)
         if self.world.leads:
             self.folder.cut_metrics(self.standing.step)
         self.world.wait()
@@ -197,7 +198,8 @@ class Trainer:
     def _save(self, clock: Clock, epoch_seconds: float) -> None:
         self.standing = replace(self.standing, epoch_seconds=epoch_seconds, seconds=clock.seconds())
         if self.world.leads:
-            content = state.encode(self.model, self.optimizer, self.meter, self.recipe, self.standing)
+            images = self.header["dataset"]["train_sha256"]
+            content = state.encode(self.model, self.optimizer, self.meter, self.recipe, images, self.standing)
             write_atomically(self.folder.last, content)
         clock.saved()
 
@@ -285,6 +287,7 @@ def new_run(
     """A run from its first step. Its folder is made last: a missing data set or engine leaves nothing behind."""
     check_engine(recipe)
     train, test = _splits(recipe, data, download, world)
+    recipe = recipe.at(absolute_path(recipe.data, data))
     folder = world.share(RunFolder.create(recipe, out, overwrite=overwrite) if world.leads else RunFolder(Path()))
     return Trainer(recipe, folder, train, test, device, world)
 
@@ -306,12 +309,7 @@ def _splits(recipe: Recipe, data: Path | None, download: bool, world: World) -> 
     """The leader first: it may have to download or decode what the others then find."""
     if not world.leads:
         world.wait()
-    found = _load(recipe, data, download)
+    found = load_both(recipe.data, data, download=download)
     if world.leads:
         world.wait()
     return found
-
-
-def _load(recipe: Recipe, data: Path | None, download: bool) -> tuple[Split, Split]:
-    train, test = (load_split(recipe.data.dataset, name, data, download=download) for name in ("train", "test"))
-    return train, test

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from certtool import safefile
-from certtool.checkpoint import MODEL_FILE
+from certtool.checkpoint import MODEL_FILE, RECIPE_FILE
 from certtool.errors import InputError
 from certtool.files import disk_errors, write_atomically
 from certtool.recipe import Recipe, load, render
 
-RECIPE_FILE, METRICS_FILE, LAST_FILE = "recipe.toml", "metrics.jsonl", "last.safetensors"
+METRICS_FILE, LAST_FILE = "metrics.jsonl", "last.safetensors"
 OUR_FILES = (RECIPE_FILE, METRICS_FILE, LAST_FILE, MODEL_FILE)
 RUNS = Path("runs")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from certtool.checkpoint import RECIPE_FILE
 from certtool.errors import CertToolError
 from certtool.recipe import Recipe
-from certtool.training.run_folder import RECIPE_FILE, RunFolder
+from certtool.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

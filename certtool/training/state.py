@@ -28,14 +28,17 @@ class Standing:
     best: float = -1.0
 
 
-def encode(model: nn.Module, optimizer: torch.optim.Adam, meter: Meter, recipe: Recipe, standing: Standing) -> bytes:
+def encode(
+    model: nn.Module, optimizer: torch.optim.Adam, meter: Meter, recipe: Recipe, images: str, standing: Standing
+) -> bytes:
+    """`images` is the sha256 of the training images."""
     tensors = {f"model:{name}": value for name, value in weights(model).items()}
     for name, parameter in model.named_parameters():
         for moment in _MOMENTS:
             if parameter in optimizer.state:
                 tensors[f"{moment}:{name}"] = optimizer.state[parameter][moment]
     tensors |= {f"meter:{name}": value for name, value in meter.state().items()}
-    header = {"schema": SCHEMA, "recipe": render(recipe), "counts": meter.counts, **standing.__dict__}
+    header = {"schema": SCHEMA, "recipe": render(recipe), "images": images, "counts": meter.counts, **standing.__dict__}
     return safefile.encode(tensors, header)
 
 
@@ -46,6 +49,7 @@ def restore(
     optimizer: torch.optim.Adam,
     meter: Meter,
     recipe: Recipe,
+    images: str,
 ) -> Standing:
     """Put a saved state back; a file of another run, or of something else, is refused."""
     header, tensors = file.header, file.tensors
@@ -56,6 +60,11 @@ def restore(
     if header["recipe"] != render(recipe):
         raise InputError(
             f"`{where}` belongs to another recipe than the one beside it", "resume an untouched run folder"
+        )
+    if header.get("images") != images:
+        raise InputError(
+            "the training images are not those the run was started with",
+            "put them back as they were, or start a new run",
         )
     try:
         model.load_state_dict({**model.state_dict(), **_part(tensors, "model")}, strict=True)

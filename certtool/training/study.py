@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
+from certtool.checkpoint import RECIPE_FILE
 from certtool.errors import InputError, Interrupted, Problem, translated
 from certtool.recipe import Recipe, differences
 from certtool.training.events import Finished, NextRun, RunFailed, StudyDone, StudyEvent
 from certtool.training.loop import new_run, resumed_run
-from certtool.training.run_folder import RECIPE_FILE, RunFolder
+from certtool.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

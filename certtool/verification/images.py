@@ -1,4 +1,4 @@
-"""The images to verify, with their exact boxes: integers of a data set, or floats of the user's."""
+"""The images to verify, with their exact boxes: those of a data set, or tensors of the user's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Images(Protocol):
 
 
 @dataclass(frozen=True)
-class IntegerImages:
-    """Part of a data set: pixel k means the rational k / scale."""
+class SplitImages:
+    """Part of a data set: pixel k means the rational k / scale, a float its own value."""
 
     split: Split
     indices: list[int]
@@ -76,7 +76,7 @@ class FloatImages:
         return inner_edges_of_floats(self.x[rows], eps)
 
 
-def choose(split: Split, count: int | None, indices: list[int] | None) -> IntegerImages:
+def choose(split: Split, count: int | None, indices: list[int] | None) -> SplitImages:
     """The first so many images of a split, or the ones named."""
     if count is not None and indices is not None:
         raise InputError("--images and --indices exclude each other", "give one of them")
@@ -90,4 +90,4 @@ def choose(split: Split, count: int | None, indices: list[int] | None) -> Intege
         raise InputError(f"there is no image {wrong[0]} in the {len(split)} of this split", f"0 to {len(split) - 1}")
     if len(set(chosen)) < len(chosen):
         raise InputError("an image is named twice in --indices")
-    return IntegerImages(split.take(torch.tensor(chosen)), chosen)
+    return SplitImages(split.take(torch.tensor(chosen)), chosen)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from certtool.bounds import Interval
 from certtool.bounds.box import outer_edges_by_image
-from certtool.verification.images import IntegerImages
+from certtool.verification.images import SplitImages
 from certtool.verification.ladder import Ladder
 
 STEPS = 4096
@@ -54,7 +54,7 @@ class Radii:
         }
 
 
-def largest_radii(ladder: Ladder, images: IntegerImages, progress: Callable[[int, int], None]) -> Radii:
+def largest_radii(ladder: Ladder, images: SplitImages, progress: Callable[[int, int], None]) -> Radii:
     """Every image on its own scale; twelve passes over all of them."""
     right = torch.tensor([image.verdict != "misclassified" for image in ladder.clean()])
     low, high = torch.zeros(len(right), dtype=torch.long), torch.full((len(right),), STEPS + 1)
@@ -68,7 +68,7 @@ def largest_radii(ladder: Ladder, images: IntegerImages, progress: Callable[[int
     return Radii(tuple(images.indices), values, int((~right).sum()), ladder.arithmetic)
 
 
-def _proven(ladder: Ladder, images: IntegerImages, steps: Tensor) -> Tensor:
+def _proven(ladder: Ladder, images: SplitImages, steps: Tensor) -> Tensor:
     """Whether each image is certified at its own radius, a multiple of 1/4096, which float64 holds exactly."""
     size, result = ladder.settings.batch_size, []
     for start in range(0, len(steps), size):

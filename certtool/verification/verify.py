@@ -79,6 +79,8 @@ def verify(
     """A model from its file, on images of the data set it was trained for."""
     if split.facts.shape != checkpoint.dataset.shape:
         raise InputError(f"images of shape {split.facts.shape} for a network made for {checkpoint.dataset.shape}")
+    if split.facts.classes != checkpoint.dataset.classes:
+        raise InputError(f"the classes of the {split.facts.name} images are not those the network was made for")
     images = choose(split, count, indices)
     model = checkpoint.model.to(device or torch.device("cpu")).eval()
     header = checkpoint.header

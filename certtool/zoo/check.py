@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from certtool import checkpoint as checkpoints
-from certtool.data import load_split
 from certtool.errors import CertToolError, OutsideError
 from certtool.verification import LadderSettings
 from certtool.verification.recheck import recheck
@@ -74,7 +73,7 @@ def _against(
     ]
     if sample == 0:
         return reasons, 0
-    split = load_split(certificate.dataset.name, certificate.dataset.split, data)
+    split = checkpoints.load_images(model, certificate.dataset.split, data)
     outcome = recheck(model, split, file, sample=sample, settings=settings)
     return reasons + list(outcome.differences), sum(outcome.proofs.values())
 
