@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -265,3 +266,26 @@ def test_the_readme_is_what_the_recipes_say() -> None:
     for name in MATRIX:
         assert f"| [{name}]({name}.toml) |" in text
     assert text.isascii()
+
+
+def test_the_readme_takes_the_benchmark_with_most_seeds(tmp_path: Path) -> None:
+    measured = runpy.run_path(str(ROOT / "scripts" / "make_recipes_readme.py"))["measured"]
+    accuracies = [
+        {"clean_accuracy": 0.9, "certified_accuracy": 0.8},
+        {"clean_accuracy": 0.92, "certified_accuracy": 0.8},
+    ]
+    (tmp_path / "one.json").write_text(json.dumps({"results": {"tiny_cnn7": {"runs": accuracies}, "nobody": {}}}))
+    assert {name: str(figures) for name, figures in measured(tmp_path).items()} == {
+        "tiny_cnn7": "9.00 +- 1.41 / 20.00 +- 0.00 (2)"
+    }
+    errors = [{"clean_error": share, "verified_error": 0.5} for share in (0.1, 0.2, 0.3)]
+    groups = [
+        {"name": "tiny_cnn7", "differs": {}, "runs": errors},
+        {"name": "tiny_cnn7", "differs": {"model.width": 4}, "runs": 2 * errors},
+        {"name": "tiny_cnn7_short", "differs": {}, "runs": errors[:1]},
+    ]
+    (tmp_path / "two.json").write_text(json.dumps({"schema": "certtool.compare/1", "recipes": groups}))
+    assert {name: str(figures) for name, figures in measured(tmp_path).items()} == {
+        "tiny_cnn7": "20.00 +- 10.00 / 50.00 +- 0.00 (3)",
+        "tiny_cnn7_short": "10.00 / 50.00 (1)",
+    }
