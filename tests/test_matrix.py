@@ -31,8 +31,12 @@ METHODS = ("", "_vanilla", "_crown")
 NETWORKS = ("cnn7", "wrn", "resnext")
 ABLATIONS = ("_vanilla_no_bn", "_vanilla_conv_bn", "_no_regularizers", "_no_relu", "_no_tightness", "_no_init")
 RADII = ("mnist_cnn7_eps0.1", "mnist_cnn7_eps0.3", "cifar10_cnn7_eps2", "cifar10_cnn7_eps16")
+OWN = {
+    "tiny_cnn7", "tiny_cnn7_short", "tiny_cnn7_short_vanilla", "tiny_cnn7_crown", "tiny_cnn7_crown_unfused",
+    "mnist_cnn7_w16", "cifar10_cnn7_w16",
+}  # fmt: skip
 MATRIX = {
-    "tiny_cnn7", "tiny_cnn7_short", "tiny_cnn7_short_vanilla", "mnist_cnn7_w16", "cifar10_cnn7_w16",
+    *OWN,
     *(f"mnist_{network}{method}" for network, method in product(NETWORKS, METHODS)),
     *(f"{data}_{network}{schedule}{method}" for data, network, schedule, method
       in product(("cifar10", "tinyimagenet"), NETWORKS, ("", "_short"), METHODS)),
@@ -57,7 +61,7 @@ NARROW = {"cnn7": {}, "wide_resnet": {"model.widen": 1}, "resnext": {"model.bott
 
 
 def test_the_whole_matrix_is_there() -> None:
-    assert len(MATRIX) == 82
+    assert len(MATRIX) == 84
     assert set(recipe.bundled()) == MATRIX
 
 
@@ -74,6 +78,17 @@ def test_every_recipe_builds_and_trains(name: str) -> None:
         assert math.isfinite(metrics[figure])
         assert metrics[figure] > 0
     assert 0 <= metrics["test_certified_accuracy"] <= metrics["test_clean_accuracy"] <= 1
+
+
+def test_crown_ibp_is_not_ibp_under_another_name() -> None:
+    """The same network and images: only the bounds of the second step, above radius 0, differ."""
+    losses = set()
+    for name in ("mnist_cnn7_vanilla", "mnist_cnn7_crown", "cifar10_cnn7_crown_no_fusion"):
+        small = recipe.load(name, recipe.overrides_from(SHORTEST | {"data.dataset": "mnist"}))
+        losses.add(
+            metrics_of_an_epoch(small.model_copy(update={"name": "small", "summary": "", "paper": None}))["loss"]
+        )
+    assert len(losses) == 3
 
 
 def metrics_of_an_epoch(small: Recipe) -> dict[str, float]:
@@ -106,7 +121,7 @@ def test_a_row_reads_as_it_trains(name: str) -> None:
     """The words that a reader chooses by, against the keys that decide."""
     chosen = recipe.load(name)
     if chosen.paper is None:
-        assert name in {"tiny_cnn7", "tiny_cnn7_short", "tiny_cnn7_short_vanilla", "mnist_cnn7_w16", "cifar10_cnn7_w16"}
+        assert name in OWN
         return
     train, warmup = chosen.train, chosen.train.warmup
     assert warmup is not None
@@ -124,7 +139,7 @@ def test_a_row_reads_as_it_trains(name: str) -> None:
     assert (train.init == "xavier-uniform") == (plain or "_no_init" in name)
     expected = {"tightness", "relu"} - {term for term in ("tightness", "relu") if f"_no_{term}" in name}
     assert set(train.regularizers.terms) == (set() if plain or "_no_regularizers" in name else expected)
-    assert train.loss_fusion == ("_no_fusion" not in name)
+    assert train.loss_fusion == (("_no_fusion" not in name) if "_crown" in name else None)
     weight = re.search(r"_lambda([\d.]+)", name)
     normal = 0.1 if chosen.data.dataset == "tinyimagenet" else 0.5
     assert train.regularizers.weight == (float(weight[1]) if weight else normal)
@@ -240,7 +255,7 @@ def test_the_list_narrows_and_fits(cli: Cli) -> None:
     everything = cli("recipe", "list")
     assert all(len(line.rstrip()) <= 80 for line in everything.stdout.splitlines())
     assert everything.stdout.isascii()
-    assert "82 recipes" in everything.stderr
+    assert f"{len(MATRIX)} recipes" in everything.stderr
     assert len(everything.stdout.splitlines()) < 90
     for options, expected in [
         (("--table", "8"), {f"cifar10_cnn7{tag}" for tag in ("", "_no_bn", "_center_bn", "_scale_bn")}),
