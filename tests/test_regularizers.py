@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from certtool import catalog
-from certtool.bounds import Interval
+from certtool.bounds import Interval, margins
 from certtool.bounds.regularizers import relu_terms, tightness_terms
 from certtool.bounds.statistics import statistics_of
 from certtool.models import build
@@ -84,3 +84,19 @@ def test_gradients_of_resnext(blocks: list[int], eps: float) -> None:
                 parameter += step * way
             values.append(float(loss()))
     assert (values[0] - values[1]) / 2e-7 == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def test_margins_of_many_classes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are those of all images at once."""
+    weight = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    labels, radius = torch.arange(11) % 7, torch.rand(11, 5, dtype=torch.float64, requires_grad=True)
+    found = []
+    for limit in (1 << 22, 3 * weight.numel(), 1):
+        monkeypatch.setattr(margins, "MOST_DIFFERENCES", limit)
+        spread = margins._spread(weight, labels, radius)
+        found.append((spread, *torch.autograd.grad(spread.square().sum(), (weight, radius))))
+        with torch.no_grad():
+            assert torch.equal(margins._spread(weight, labels, radius), spread)
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

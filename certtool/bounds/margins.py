@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from certtool.bounds.graph import Graph, Step
 from certtool.bounds.ibp import Bounds, propagate
 from certtool.bounds.interval import Interval
+
+MOST_DIFFERENCES = 1 << 22  # entries of W_y - W_j, image by class by feature, at once: 16 MB in float32
 
 
 def features_step(graph: Graph) -> str | None:
@@ -37,10 +40,26 @@ def _merged(classifier: Step, bounds: Bounds, labels: Tensor) -> Interval:
     layer = classifier.module
     assert isinstance(layer, nn.Linear)
     features = bounds.kept[classifier.inputs[0]]
-    rows = layer.weight[labels].unsqueeze(1) - layer.weight  # image, class, feature
     logits = bounds.output.center
     center = logits.gather(1, labels.unsqueeze(1)) - logits
-    return Interval(center, torch.einsum("bkn,bn->bk", rows.abs(), features.radius))
+    return Interval(center, _spread(layer.weight, labels, features.radius))
+
+
+def _spread(weight: Tensor, labels: Tensor, radius: Tensor) -> Tensor:
+    """|W_y - W_j| r, image by class. Where classes are many, a few images at a time, computed again for the gradient:
+    the differences of all images at once would be the largest tensor of the step."""
+    few = max(1, MOST_DIFFERENCES // weight.numel())
+    if len(labels) <= few:
+        return _spread_at_once(weight, labels, radius)
+    parts = zip(torch.split(labels, few), torch.split(radius, few), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([_spread_at_once(weight, *part) for part in parts])
+    return torch.cat([checkpoint(_spread_at_once, weight, *part, use_reentrant=False) for part in parts])
+
+
+def _spread_at_once(weight: Tensor, labels: Tensor, radius: Tensor) -> Tensor:
+    rows = weight[labels].unsqueeze(1) - weight  # image, class, feature
+    return torch.einsum("bkn,bn->bk", rows.abs(), radius)
 
 
 def _unmerged(logits: Interval, labels: Tensor) -> Tensor:
