@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from certtool.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 OWN_GROWTH = 1 << 30  # by how much attack and interval bounds may make the main process grow
@@ -28,6 +32,15 @@ def free_memory() -> int:
 def own_memory() -> int:
     """Bytes this process has resident."""
     return _field(Path("/proc/self/status"), "VmRSS") or 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes this process has had, on an accelerator those of its tensors there."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _field(Path("/proc/self/status"), "VmHWM") or 0
 
 
 def _field(file: Path, name: str) -> int | None:

@@ -49,7 +49,7 @@ def losses(trainer: Trainer) -> list[float]:
     found, before = [], 0.0
     for step in range(STEPS):
         plan = plan_epoch(len(trainer.train), trainer.augmentation, 0, 1 + step // 10)
-        trainer._step(step, plan, step % 10)
+        trainer.step(step, plan, step % 10)
         whole = float(trainer.meter.sums[0])
         found.append((whole - before) / (25 if step % 10 == 9 else 50))
         before = whole

@@ -60,6 +60,9 @@ def train(
     data: DataOption = None,
     download: DownloadOption = False,
     device: DeviceOption = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Take a few steps, estimate time and memory, write nothing.")
+    ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -72,6 +75,9 @@ def train(
     if resume is None and not recipes:
         raise InputError("which recipe?", "`certtool train tiny_cnn7`; `certtool recipe list` shows the bundled ones")
     chosen = _load(recipes or [], set_ or [])  # a wrong recipe is told before torch is imported
+    if dry_run:
+        _dry_run(chosen, resume, data, download, device, json)
+        return
     if seeds is not None or len(chosen) > 1:
         _refuse_in_a_study(set_ or [], seeds, overwrite)
         _study(chosen, None if seeds is None else seeds_from(seeds), out, data, download, device, json, quiet)
@@ -95,6 +101,20 @@ def train(
             for event in trainer.run(stopped):
                 if world.leads:
                     view.hear(event)
+
+
+def _dry_run(
+    recipes: list[Recipe], resume: Path | None, data: Path | None, download: bool, device: str, json: bool
+) -> None:
+    if resume is not None or len(recipes) != 1:
+        raise InputError("--dry-run looks at one recipe", "`certtool train tiny_cnn7 --dry-run`")
+    from certtool.device import device_for
+    from certtool.report.screen import Screen
+    from certtool.report.tables import show_estimate
+    from certtool.training.estimate import estimate
+
+    found = estimate(recipes[0], data=data, download=download, device=device_for(device))
+    show_estimate(Screen(json=json), found)
 
 
 def _load(references: list[str], overrides: list[str]) -> list[Recipe]:

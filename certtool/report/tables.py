@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from certtool.report.screen import Screen, percent, plain_table
+from certtool.report.screen import Screen, duration, percent, plain_table
 from certtool.training import RunSummary
+from certtool.training.estimate import Estimate
 from certtool.verification import Radii, VerifyReport
 from certtool.verification.recheck import Recheck
 
@@ -87,6 +88,24 @@ def show_runs(screen: Screen, runs: list[RunSummary]) -> None:
             state,
         )
     screen.table(table)
+
+
+def show_estimate(screen: Screen, found: Estimate) -> None:
+    if screen.json:
+        screen.document(found.as_json())
+        return
+    screen.text(
+        f"{found.recipe}: {found.parameters:,} parameters, {found.train_images:,} images, "
+        f"{found.device}, {found.threads} threads\n"
+    )
+    table = plain_table("phase", "steps", "ms a step", "time")
+    for phase in found.phases:
+        total = duration(phase.steps * phase.seconds_per_step)
+        table.add_row(phase.name, f"{phase.steps:,}", f"{1000 * phase.seconds_per_step:.1f}", total)
+    table.add_row("test set", str(found.evaluations), "", duration(found.evaluations * found.evaluation_seconds))
+    table.add_row("in all", "", "", duration(found.seconds))
+    screen.table(table)
+    screen.text(f"\nmemory: {found.memory / 2**20:,.0f} MB so far; nothing was written")
 
 
 def show_recheck(screen: Screen, outcome: Recheck) -> None:

@@ -96,7 +96,7 @@ class Trainer:
         plan = plan_epoch(len(self.train), self.augmentation, self.recipe.seed, epoch)
         began = time.monotonic() - self.standing.epoch_seconds
         for step in range(self.standing.step, epoch * steps):
-            self._step(step, plan, step - (epoch - 1) * steps)
+            self.step(step, plan, step - (epoch - 1) * steps)
             self.standing = replace(self.standing, step=step + 1)
             if self._all_stop(stopped(), step):
                 self._save(clock, time.monotonic() - began)
@@ -115,7 +115,7 @@ class Trainer:
         self.world.wait()
         yield EpochDone(metrics, clock.left(self.standing.step))
 
-    def _step(self, step: int, plan: EpochPlan, number: int) -> None:
+    def step(self, step: int, plan: EpochPlan, number: int) -> None:
         """One batch: loss, gradient, clip, Adam. The batch may come in parts, and ranks may share each part."""
         size = self.recipe.data.batch_size
         indices = plan.order[number * size : (number + 1) * size]
