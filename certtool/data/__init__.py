@@ -12,7 +12,8 @@ from certtool.data import cifar10, mnist, tinyimagenet
 from certtool.data.augment import EpochPlan, augment, plan_epoch
 from certtool.data.dataset import Split, hold_out
 from certtool.data.digits import digits
-from certtool.errors import OutsideError
+from certtool.errors import InputError, OutsideError
+from certtool.plain_text import plain
 
 __all__ = [
     "NO_AUGMENTATION",
@@ -63,6 +64,8 @@ def load_split(name: str, split: str, root: Path | None = None, *, download: boo
     """One split of a data set in memory. Missing files: one error that says where it looked and how to get them."""
     if name == "digits":
         return digits(split)
+    if name not in SOURCES:
+        raise InputError(f"there is no data set `{plain(name)}`", "one of " + ", ".join(DATASETS))
     folder = root or data_folder()
     if missing_files(name, split, folder) and download:
         _download(name, folder)

@@ -23,6 +23,7 @@ from certtool.bounds.box import Edges, inner_edges
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.epsilon import Epsilon
+from certtool.plain_text import plain
 from certtool.verification.certificate import CLAIM, OUTSIDE, Loaded, ResultPart, read_certificate
 from certtool.verification.images import choose
 from certtool.verification.ladder import RELAXATIONS, Ladder, LadderSettings, to_float32
@@ -120,7 +121,7 @@ class _Check:
         )
         for what, said, found in pairs:
             if said != found:
-                self.differ(f"the {what} is {found}, the certificate says {said}")
+                self.differ(f"the {what} is {plain(str(found))}, the certificate says {plain(str(said))}")
         return not self.differences
 
     def _well_formed(self) -> bool:

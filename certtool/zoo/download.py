@@ -15,6 +15,7 @@ from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defin
 
 from certtool.errors import OutsideError
 from certtool.files import disk_errors
+from certtool.plain_text import plain
 from certtool.zoo import hub
 from certtool.zoo.hub import Endpoint, Listing, RemoteFile
 
@@ -73,7 +74,7 @@ def _append(url: str, listing: Listing, file: RemoteFile, target: Path, endpoint
 def _check_headers(response: httpx2.Response, listing: Listing, file: RemoteFile, have: int) -> None:
     etag = response.headers.get("ETag")
     if etag is not None and not _PLAIN_ETAG.fullmatch(etag):
-        raise OutsideError(f"the Hub answers for `{file.name}` with a strange ETag: `{hub.plain(etag)}`")
+        raise OutsideError(f"the Hub answers for `{file.name}` with a strange ETag: `{plain(etag)}`")
     commit = response.headers.get("X-Repo-Commit")
     if commit is not None and hub.checked_commit(commit) != listing.commit:
         raise OutsideError(f"asked for commit {listing.commit}, the Hub answered with {commit}")

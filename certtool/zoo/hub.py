@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
 )
 
 from certtool.errors import InputError, OutsideError
+from certtool.plain_text import plain
 from certtool.version import __version__
 from certtool.zoo.layout import check_name, size_limit
 from certtool.zoo.reference import COMMIT, HubRef
@@ -181,12 +182,6 @@ def wait_for(error: HfHubHTTPError, pause: float) -> float:
 
 def status(error: HfHubHTTPError) -> int:
     return error.response.status_code if error.response is not None else 0
-
-
-def plain(text: str, limit: int = 200) -> str:
-    """Text from elsewhere, without the characters that steer a terminal."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
-    return shown if len(text) <= limit else shown[:limit] + "..."
 
 
 @contextlib.contextmanager

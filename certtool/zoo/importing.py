@@ -17,6 +17,7 @@ from certtool.checkpoint import Checkpoint
 from certtool.errors import InputError
 from certtool.models import skeleton
 from certtool.models.published import converted
+from certtool.plain_text import plain
 from certtool.version import __version__
 
 # What a checkpoint file may wrap its state dict in.
@@ -62,7 +63,7 @@ def read_state(file: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise InputError(f"cannot read `{file}`: {(error.strerror or str(error)).lower()}") from None
     except Exception as error:  # torch raises half a dozen kinds; each means that it is no plain state dict
-        reason = re.sub(r"\s+", " ", str(error)).split(". ")[0][:200]
+        reason = plain(re.sub(r"\s+", " ", str(error)).split(". ")[0])
         raise InputError(
             f"`{file}` is not a state dict of tensors: {reason}", "save it with `torch.save(model.state_dict(), FILE)`"
         ) from None

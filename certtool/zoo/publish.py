@@ -16,6 +16,7 @@ from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-def
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.errors import CertToolError, Exit, InputError, OutsideError
+from certtool.plain_text import plain
 from certtool.verification import LadderSettings
 from certtool.verification.recheck import Recheck, recheck
 from certtool.zoo import hub
@@ -160,7 +161,7 @@ def _commit(api: HfApi, plan: Plan, parent: str, present: list[str]) -> str:
     foreign = [n for n in present if not check_name(n) and n not in (".gitattributes", ".gitignore")]
     if foreign:
         raise OutsideError(
-            f"{plan.repo} holds `{hub.plain(foreign[0])}`, which is not part of a certtool model",
+            f"{plan.repo} holds `{plain(foreign[0])}`, which is not part of a certtool model",
             "publish to a repository of its own",
         )
     operations: list[CommitOperationAdd | CommitOperationDelete] = [

@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from certtool import toml_text
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
+from certtool.plain_text import ONE_LINE, first_problem
 from certtool.recipe.diagnose import did_you_mean
 from certtool.zoo.reference import CERTIFICATE, NAME, PINNED
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Line = Annotated[str, Field(max_length=300)]
+Line = Annotated[str, Field(max_length=300), ONE_LINE]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 DIGITS = 6  # of an accuracy in a record: enough to tell one image of a million
@@ -137,9 +138,7 @@ def read_record(file: Path) -> Record:
     try:
         record = Record.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"the record `{file}` does not validate: {where}: {first['msg'].lower()}") from None
+        raise InputError(f"the record `{file}` does not validate: {first_problem(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the record `{file}` is not TOML: {error}") from None
     except OSError as error:

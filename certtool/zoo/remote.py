@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from certtool.plain_text import plain
 from certtool.zoo import hub
 from certtool.zoo.card import TAGS
 from certtool.zoo.hub import Endpoint
@@ -39,10 +40,10 @@ def remote_models(*, dataset: str | None = None, eps: str | None = None) -> list
 
 
 def _remote(repo: str, commit: str | None, tags: list[str], downloads: int | None) -> Remote:
-    texts = [hub.plain(tag, 60) for tag in tags]
+    texts = [plain(tag, 60) for tag in tags]
     datasets = [text.removeprefix("dataset:") for text in texts if text.startswith("dataset:")]
     return Remote(
-        hub.plain(repo, 100),
+        plain(repo, 100),
         commit if commit is not None and COMMIT.fullmatch(commit) else None,
         datasets[0] if datasets else None,
         tuple(text.removeprefix("eps:") for text in texts if text.startswith("eps:")),
