@@ -29,4 +29,4 @@ def first_problem(error: ValidationError) -> str:
     """What does not validate, and where. The place may be a key of the file's own, so it is not trusted."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{plain(where)}: {plain(first['msg'].lower())}"
+    return (f"{plain(where)}: " if where else "") + plain(first["msg"].lower())

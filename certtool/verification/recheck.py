@@ -53,6 +53,21 @@ class Recheck:
         }  # fmt: skip
 
 
+def merged(outcomes: dict[str, Recheck]) -> Recheck:
+    """Several certificates of one model, by the names of their files."""
+    if len(outcomes) == 1:
+        return next(iter(outcomes.values()))
+    every = outcomes.values()
+    return Recheck(
+        sum(outcome.images for outcome in every),
+        dict(sum((Counter(outcome.proofs) for outcome in every), Counter())),
+        sum(outcome.not_looked_at for outcome in every),
+        sum(outcome.witnesses for outcome in every),
+        sum(outcome.attacked for outcome in every),
+        tuple(f"{file}: {text}" for file, outcome in outcomes.items() for text in outcome.differences),
+    )
+
+
 def recheck(
     checkpoint: Checkpoint,
     split: Split,

@@ -21,6 +21,7 @@ Line = Annotated[str, Field(max_length=300), ONE_LINE]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 DIGITS = 6  # of an accuracy in a record: enough to tell one image of a million
+ROUNDING = 1.5 * 10**-DIGITS  # two rounded grades may add up to more than their rounded sum
 
 
 class Strict(BaseModel):
@@ -65,7 +66,7 @@ class Result(Strict):
     def _ordered(self) -> Self:
         Epsilon.parse(self.eps)
         upper = self.clean if self.attacked is None else self.attacked
-        if not self.certified <= upper <= self.clean:
+        if not self.certified - ROUNDING <= upper <= self.clean:
             raise ValueError(f"eps {self.eps}: not certified <= attacked <= clean")
         return self
 
@@ -113,7 +114,8 @@ class Record(Strict):
         if Epsilon.parse(self.eps).value not in radii:
             raise ValueError(f"results: none at the model's own eps {self.eps}")
         for below, above in itertools.pairwise(ordered):
-            if above.certified > below.certified or (above.attacked or 0) > (below.attacked or 1):
+            attacked = None not in (above.attacked, below.attacked) and above.attacked > below.attacked  # type: ignore[operator]
+            if above.certified > below.certified + ROUNDING or attacked:
                 raise ValueError(f"results: more at eps {above.eps} than at the smaller {below.eps}")
         for source in self.sources:
             if source != "zoo" and not PINNED.fullmatch(source):
