@@ -23,7 +23,7 @@ from certtool.errors import InputError, OutsideError
 from certtool.zoo import HubRef, parse_reference
 from certtool.zoo import download as download_module
 from certtool.zoo import hub as hub_module
-from certtool.zoo.cache import cache_folder
+from certtool.zoo.cache import Cache, cache_folder
 from certtool.zoo.fetch import fetch
 from certtool.zoo.hub import Endpoint, Unreachable
 from certtool.zoo.resolve import resolve
@@ -420,6 +420,20 @@ def test_unknown_repository_and_revision(hub: Hub, files: dict[str, bytes]) -> N
         fetch(HubRef(REPO, "v9"))
     with pytest.raises(OutsideError, match="no such revision"):
         fetch(HubRef(REPO, ZERO))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "certificates"])
+def test_a_link_among_what_arrives_leads_nowhere(hub: Hub, files: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    """In a cache that others can write to."""
+    commit = hub.add_repo(REPO, files)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("precious")
+    incoming = Cache(cache_folder(), Endpoint.from_environment().host).incoming(REPO, commit)
+    incoming.mkdir(parents=True)
+    (incoming / name).symlink_to(elsewhere if name == "certificates" else elsewhere / "precious")
+    assert contents(fetch(HubRef(REPO)).folder.path) == files
+    assert contents(elsewhere) == {"precious": b"precious"}
 
 
 def test_a_damaged_cache_is_noticed(hub: Hub, files: dict[str, bytes]) -> None:

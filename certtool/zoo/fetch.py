@@ -113,6 +113,8 @@ def _retrieve_file(
     expected = _expected(file, folder)
     target = folder / file.name
     with disk_errors(target, "create"):
+        if target.parent != folder and target.parent.is_symlink():
+            target.parent.unlink()
         target.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         with disk_errors(target, "replace"):
