@@ -104,6 +104,7 @@ CASES: dict[str, Callable[[], dict[str, bytes]]] = {
     ),
     "no images": lambda: results(lambda r: r[0].update(columns={name: [] for name in r[0]["columns"]})),
     "a column too short": lambda: results(lambda r: r[0]["columns"]["grade"].pop()),
+    "chosen images": lambda: results(lambda r: r[0]["columns"]["index"].reverse()),
     "a radius twice": lambda: results(lambda r: r.append(r[0] | {"eps": r[0]["eps"] + "0"})),
 }
 

@@ -106,6 +106,10 @@ def result_of(part: ResultPart) -> Result:
     count = len(part.columns.index)
     if {len(column) for column in part.columns.__dict__.values()} != {count} or not count:
         raise InputError(f"the certificate has columns of different lengths, or none, at eps {part.eps}")
+    if part.columns.index != list(range(count)):  # accuracy on images somebody chose is no accuracy
+        raise InputError(
+            f"the certificate is of chosen images, not of the first {count:,}", "verify without `--indices`"
+        )
     grades = [g for v, g in zip(part.columns.verdict, part.columns.grade, strict=True) if v == "certified"]
     wrong, falsified = part.columns.verdict.count("misclassified"), part.columns.verdict.count("falsified")
     return Result(
