@@ -18,13 +18,14 @@ from certtool.epsilon import Epsilon
 from certtool.errors import InputError
 from certtool.files import write_atomically
 from certtool.models import skeleton
+from certtool.plain_text import ONE_LINE, first_problem
 from certtool.recipe import Recipe, render
 from certtool.recipe import load as load_recipe
 from certtool.version import __version__
 
 MODEL_FILE, RECIPE_FILE = "model.safetensors", "recipe.toml"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Line = Annotated[str, Field(max_length=300)]
+Line = Annotated[str, Field(max_length=300), ONE_LINE]
 
 
 class Strict(BaseModel):
@@ -68,8 +69,8 @@ class Header(Strict):
     arch: Architecture
     dataset: DatasetHeader
     norm: Literal["linf"]
-    eps: Annotated[str, Field(max_length=100)]
-    train_eps: Annotated[str, Field(max_length=100)]
+    eps: Annotated[str, Field(max_length=100), ONE_LINE]
+    train_eps: Annotated[str, Field(max_length=100), ONE_LINE]
     method: Line
     seed: int
     epochs: int
@@ -143,9 +144,7 @@ def load(path: Path) -> Checkpoint:
         header = Header.model_validate(content.header)
         Epsilon.parse(header.eps)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"`{file}` has a header that does not validate: {where}: {first['msg'].lower()}") from None
+        raise InputError(f"`{file}` has a header that does not validate: {first_problem(error)}") from None
     facts = header.dataset.facts()
     if len(facts.mean) != facts.shape[0] or len(facts.std) != facts.shape[0]:
         raise InputError(f"`{file}` has a header that does not validate: mean and std need one value a channel")

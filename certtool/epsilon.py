@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from certtool.errors import InputError
+from certtool.plain_text import plain
 
 _NUMBER = r"\d{1,40}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,3})?|\.\d{1,40}(?:[eE][+-]?\d{1,3})?"
 _SPELLING = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?")
@@ -26,7 +27,9 @@ class Epsilon:
         match = _SPELLING.fullmatch(spelling)
         if match is None:
             reason = "is negative" if spelling.startswith("-") else "is not a number"
-            raise InputError(f"eps `{spelling}` {reason}", "write it as `8/255` or `0.03`, in pixel units of [0, 1]")
+            raise InputError(
+                f"eps `{plain(spelling)}` {reason}", "write it as `8/255` or `0.03`, in pixel units of [0, 1]"
+            )
         numerator, denominator = Fraction(match[1]), Fraction(match[2] or 1)
         if denominator == 0:
             raise InputError(f"eps `{spelling}` divides by zero", "write it as `8/255` or `0.03`")

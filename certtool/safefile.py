@@ -20,6 +20,7 @@ from torch import Tensor
 
 from certtool.errors import InputError, OutsideError
 from certtool.files import read_regular_file
+from certtool.plain_text import plain
 
 KEY = "certtool"  # one metadata key: with two or more the order of bytes is not fixed
 HEADER_LIMIT = 1_000_000
@@ -53,7 +54,7 @@ def read(path: Path) -> SafeFile:
     try:
         tensors = safetensors.torch.load(content)
     except Exception as error:  # safetensors raises its own type and several of Python's
-        raise InputError(f"`{path}` is damaged: {error}", _HINT) from None
+        raise InputError(f"`{path}` is damaged: {plain(str(error))}", _HINT) from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(
@@ -104,7 +105,8 @@ def _check_entries(entries: Mapping[str, Any], path: Path) -> None:
         if not isinstance(entry, dict) or entry.get("dtype") not in ("F32", "F64", "I64"):
             kind = entry.get("dtype") if isinstance(entry, dict) else entry
             raise InputError(
-                f"`{path}`: the tensor `{name}` is of type {kind}, not float32", "convert it to float32 first"
+                f"`{path}`: the tensor `{name}` is of type {plain(str(kind), 80)}, not float32",
+                "convert it to float32 first",
             )
         if not isinstance(entry.get("shape"), list) or len(entry["shape"]) > 8:
             raise InputError(f"`{path}`: the tensor `{name}` has an impossible shape", _HINT)

@@ -10,17 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT
-from hub import READ, STRANGER, WRITE, Corrupt, DropAfter, Fault, Header, Hub, Json, Pause, Replace, Status
+from conftest import ENVIRONMENT, Cli
+from hub import READ, STRANGER, WRITE, Corrupt, DropAfter, Fault, Header, Hub, Json, Pause, Replace, Slow, Status
 
 import certtool
 from certtool.errors import InputError, OutsideError
 from certtool.zoo import HubRef, parse_reference
-from certtool.zoo.cache import cache_folder
+from certtool.zoo import download as download_module
+from certtool.zoo import hub as hub_module
+from certtool.zoo.cache import Cache, cache_folder
 from certtool.zoo.fetch import fetch
 from certtool.zoo.hub import Endpoint, Unreachable
 from certtool.zoo.resolve import resolve
@@ -116,6 +119,30 @@ def test_private_is_asked_for_anonymously_first(
         fetch(HubRef(REPO))
 
 
+def test_gated_takes_the_token_once_it_is_refused_without(
+    hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real Hub lists a gated repository for everybody."""
+    hub.add_repo(REPO, files, gated=True)
+    with pytest.raises(OutsideError, match="is gated"):
+        fetch(HubRef(REPO))
+    hub.requests.clear()
+    monkeypatch.setenv("HF_TOKEN", READ)
+    assert contents(fetch(HubRef(REPO)).folder.path) == files
+    assert [seen.token for seen in hub.requests[:3]] == [None, None, READ]
+
+
+@pytest.mark.parametrize("token", ["hf_a\nb", "hf_a b", "hf_\u00e4"])
+def test_a_token_that_is_none_is_not_repeated(
+    hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    hub.add_repo(REPO, files, private=True)
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(OutsideError, match="the token is none") as caught:
+        fetch(HubRef(REPO))
+    assert "hf_" not in str(caught.value)
+
+
 def test_wrong_token(hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add_repo(REPO, files, private=True)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
@@ -182,6 +209,50 @@ def test_a_dropped_connection_is_resumed_where_it_broke(hub: Hub, files: dict[st
     assert ranges == ["bytes=3000-"]
 
 
+@pytest.mark.parametrize("pattern", [WEIGHTS, INFO])
+def test_a_trickle_is_not_waited_for(
+    hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(download_module, "WINDOW", 0.2)
+    monkeypatch.setattr(hub_module, "PATIENCE", 0.5)
+    hub.add_repo(REPO, files)
+    hub.faults[pattern] = Slow(30)
+    with pytest.raises(Unreachable, match=r"bytes a second|too long"):
+        fetch(HubRef(REPO))
+    assert nothing_kept()
+
+
+def test_a_server_that_gives_and_takes(hub: Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ranges every break is a new beginning: a little more, a little less, for ever."""
+    hub.add_repo(REPO, files)
+    cuts = iter([500, 1000] * 100)
+    monkeypatch.setattr(DropAfter, "change", lambda self, answer: replace(answer, status=200, cut=next(cuts)))
+    hub.faults[WEIGHTS] = DropAfter(0)
+    with pytest.raises(Unreachable):
+        fetch(HubRef(REPO))
+    assert len([seen for seen in hub.requests if seen.path.endswith("model.safetensors")]) < 10
+
+
+def test_a_warning_of_the_hub_steers_no_terminal(hub: Hub, files: dict[str, bytes], cli: Cli, tmp_path: Path) -> None:
+    hub.add_repo(REPO, files)
+    hub.faults["GET *"] = Header("X-HF-Warning", "topic; \x1b[2Jfake")
+    done = cli("zoo", "fetch", f"hf://{REPO}", **hub.environment(tmp_path / "home"), CERTTOOL_CACHE=str(tmp_path / "c"))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_pages_without_an_end(hub: Hub, files: dict[str, bytes]) -> None:
+    from certtool.zoo.remote import remote_models
+
+    hub.add_repo(REPO, files)
+    hub.faults["GET /api/models"] = Header("Link", f'<{hub.endpoint}/api/models?filter=none>; rel="next"')
+    assert remote_models() == []
+    assert len(hub.requests) == 1
+    hub.faults["GET /api/models"] = Json(lambda document: [{"id": None, "tags": [5]}])
+    with pytest.raises(OutsideError, match="as a Hub does"):
+        remote_models()
+
+
 def test_a_server_that_restarts(hub: Hub, files: dict[str, bytes]) -> None:
     hub.add_repo(REPO, files)
     pause = Pause(2000)
@@ -228,7 +299,7 @@ def test_sigkill_in_mid_fetch_and_again(hub: Hub, files: dict[str, bytes], tmp_p
 # --- what is wrong and stays wrong: a sentence, exit 3, nothing kept
 
 
-def renamed(name: str) -> Callable[[Any], Any]:
+def renamed(name: object) -> Callable[[Any], Any]:
     def edit(document: Any) -> Any:
         document["siblings"][0]["rfilename"] = name
         return document
@@ -274,6 +345,16 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
     "a redirection in the clear": (WEIGHTS, Status(302, {"Location": "http://example.com/x"}), "not a Hub to trust"),
     "a redirection to a file": (WEIGHTS, Status(302, {"Location": "file:///etc/passwd"}), "not a Hub to trust"),
     "in circles": (WEIGHTS, Status(302, {"Location": "?again"}), "in circles"),
+    "a redirection to nowhere": (WEIGHTS, Status(302), "status 302"),
+    "not modified": (WEIGHTS, Status(304), "status 304"),
+    "a redirection to no address": (WEIGHTS, Status(302, {"Location": "http://[x"}), "which is no address"),
+    "a listing in the clear": (INFO, Status(302, {"Location": "http://example.com/x"}), "not a Hub to trust"),
+    "no range for ever": (WEIGHTS, Status(416), "status 416"),
+    "a listing of another shape": (INFO, Json(lambda document: document | {"siblings": 5}), "as a Hub does"),
+    "a name that is a number": (INFO, Json(renamed(5)), "as a Hub does"),
+    "a listing without a bottom": (INFO, Replace(b"[" * 200_000, "application/json"), "as a Hub does"),
+    "a number without an end": (INFO, Replace(b"9" * 5000, "application/json"), "as a Hub does"),
+    "a listing without an end": (INFO, Replace(b" " * (hub_module.LONGEST + 1), "application/json"), "no end"),
 }
 
 
@@ -341,6 +422,20 @@ def test_unknown_repository_and_revision(hub: Hub, files: dict[str, bytes]) -> N
         fetch(HubRef(REPO, ZERO))
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "certificates"])
+def test_a_link_among_what_arrives_leads_nowhere(hub: Hub, files: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    """In a cache that others can write to."""
+    commit = hub.add_repo(REPO, files)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("precious")
+    incoming = Cache(cache_folder(), Endpoint.from_environment().host).incoming(REPO, commit)
+    incoming.mkdir(parents=True)
+    (incoming / name).symlink_to(elsewhere if name == "certificates" else elsewhere / "precious")
+    assert contents(fetch(HubRef(REPO)).folder.path) == files
+    assert contents(elsewhere) == {"precious": b"precious"}
+
+
 def test_a_damaged_cache_is_noticed(hub: Hub, files: dict[str, bytes]) -> None:
     commit = hub.add_repo(REPO, files)
     fetched = fetch(HubRef(REPO))
@@ -351,7 +446,9 @@ def test_a_damaged_cache_is_noticed(hub: Hub, files: dict[str, bytes]) -> None:
         fetch(HubRef(REPO, commit))
 
 
-@pytest.mark.parametrize("url", ["http://example.com", "ftp://127.0.0.1", "https://user:word@host", "file:///x", "x"])
+@pytest.mark.parametrize(
+    "url", ["http://example.com", "ftp://127.0.0.1", "https://user:word@host", "file:///x", "x", "http://[x"]
+)
 def test_endpoints_that_are_not_trusted(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HF_ENDPOINT", url)
     with pytest.raises(OutsideError, match="not a Hub to trust"):

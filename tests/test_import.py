@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from certtool import checkpoint
 from certtool.catalog import DATASETS, Architecture
-from certtool.models import build
+from certtool.errors import InputError
+from certtool.models import build, skeleton
 from certtool.models.published import published_name
 from certtool.recipe import from_values
 
@@ -132,3 +134,17 @@ def test_weights_of_the_published_code(
     x = content["x_uint8"].float() / 255
     with torch.no_grad():
         torch.testing.assert_close(model(x), content["eval.logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_without_values_pipes_and_a_million_names(tmp_path: Path) -> None:
+    from certtool.zoo.importing import describe, import_weights
+
+    description = describe("x", "cnn7", "digits", None, ["model.width=4", "model.hidden=16"])
+    shapes = skeleton(description.arch, DATASETS["digits"]).state_dict()
+    torch.save(shapes, tmp_path / "meta.pth")
+    torch.save({f"x{number}": torch.zeros(1) for number in range(2000)}, tmp_path / "many.pth")
+    os.mkfifo(tmp_path / "pipe.pth")
+    for name, words in (("meta", "no values"), ("many", "and 1900 more"), ("pipe", "is not a file")):
+        with pytest.raises(InputError, match=words) as caught:
+            import_weights(tmp_path / f"{name}.pth", description, tmp_path / "out.safetensors")
+        assert len(str(caught.value)) < 10_000

@@ -160,7 +160,8 @@ class _Subject:
     def certified(self) -> tuple[float | None, float | None]:
         """Certified accuracy of both runs on their test sets, where their folders say so."""
         figures = [_last_metrics(model).get("test_certified_accuracy") for model in self.models]
-        return figures[0], figures[1]
+        one, other = (figure if isinstance(figure, float) else None for figure in figures)
+        return one, other
 
     def history(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """Metrics of the runs that the models came from."""

@@ -92,6 +92,7 @@ def fetch(
     from certtool.report.zoo_view import show_fetched
     from certtool.zoo.fetch import copy_to
 
+    _check_sample(sample)
     screen = Screen(json=json, quiet=quiet)
     folder, pinned, record = _obtain(screen, reference)
     rechecked = None if sample is None else _recheck(screen, folder, sample, data, download)
@@ -121,16 +122,25 @@ def _obtain(screen: Screen, reference: str) -> tuple[ModelFolder, str, Record | 
     raise InputError(f"`{reference}` is here already", "fetch takes a zoo name or `hf://user/repo[@revision]`")
 
 
+def _check_sample(sample: int | None, least: int = 1) -> None:
+    """A sample of nothing proves nothing, and must not read as if it did."""
+    if sample is not None and sample < least:
+        raise InputError(f"--sample {sample}", f"at least {least}")
+
+
 def _recheck(screen: Screen, folder: ModelFolder, sample: int, data: Path | None, download: bool) -> Recheck:
+    """Every certificate of the folder: its owner chooses their names, and with them which comes first."""
     from certtool import checkpoint
     from certtool.verification import read_certificate
-    from certtool.verification.recheck import recheck
+    from certtool.verification.recheck import merged, recheck
 
-    model, file = checkpoint.load(folder.model), folder.certificates[0]
-    name = read_certificate(file).certificate.dataset.split
-    split = checkpoint.load_images(model, name, data, download=download)
-    with screen.rungs() as progress:
-        return recheck(model, split, file, sample=sample, progress=progress)
+    model, outcomes = checkpoint.load(folder.model), {}
+    for file in folder.certificates:
+        name = read_certificate(file).certificate.dataset.split
+        split = checkpoint.load_images(model, name, data, download=download)
+        with screen.rungs() as progress:
+            outcomes[file.name] = recheck(model, split, file, sample=sample, progress=progress)
+    return merged(outcomes)
 
 
 @app.command(
@@ -159,6 +169,7 @@ def publish(
     from certtool.report.zoo_view import show_plan, show_published
     from certtool.zoo.publish import plan, publish
 
+    _check_sample(sample)
     screen = Screen(json=json)
     checkpoint = load_model(screen, model)
     rechecked = _proven(screen, checkpoint, certificate, sample, data)
@@ -213,6 +224,7 @@ def check(
     from certtool.zoo import find_record, records
     from certtool.zoo.check import check
 
+    _check_sample(sample, least=0)
     screen = Screen(json=json)
     chosen = [find_record(name.removeprefix("zoo:")) for name in names] if names else list(records().values())
     count = None if full else sample if sample is not None else 0

@@ -15,6 +15,7 @@ from certtool.data.digits import digits
 from certtool.data.folder import read_folder, read_folder_split
 from certtool.data.npz import read_npz, read_npz_split
 from certtool.errors import InputError, OutsideError
+from certtool.plain_text import plain
 from certtool.recipe.schema import Data
 
 __all__ = ["NO_AUGMENTATION", "Augmentation", "EpochPlan", "Split", "absolute_path", "augment", "data_folder"]
@@ -73,7 +74,7 @@ def load_split(name: str, split: str, root: Path | None = None, *, download: boo
     if name == "digits":
         return digits(split)
     if name not in SOURCES:
-        raise InputError(f"there is no data set `{name}`", f"there are {', '.join(DATASETS)}")
+        raise InputError(f"there is no data set `{plain(name)}`", f"there are {', '.join(DATASETS)}")
     place = root or data_folder()
     if missing_files(name, split, place) and download:
         _download(name, place)

@@ -15,6 +15,7 @@ from certtool.catalog import Architecture, Cnn7, DatasetFacts, Resnext
 from certtool.errors import InputError, Problem
 from certtool.models import skeleton
 
+LISTED = 100  # names in an error: any real network's; a foreign file may hold a million
 _COUNTER = "num_batches_tracked"  # BatchNorm counts batches; nothing reads it
 _PARALLEL = "module."  # what nn.DataParallel puts before every name
 _WIDE_RESNET = {"linear": "dense", "bn2": "dense_bn", "classifier": "fc"}
@@ -79,6 +80,8 @@ def _fault(own: str, value: object, shape: tuple[int, ...]) -> str | None:
     kind = value.layout if isinstance(value, Tensor) else type(value).__name__
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return f"is no dense tensor but {kind}"
+    if value.is_meta:
+        return "has a shape but no values"
     if tuple(value.shape) != shape:
         return f"is {tuple(value.shape)}, expected {shape}"
     if value.dtype != torch.float32:
@@ -96,7 +99,8 @@ def _count(names: list[str]) -> str:
 
 def _listed(names: list[str]) -> str:
     """A foreign file's names may hold anything, so they are shown in ASCII."""
-    return ", ".join(f"`{ascii(name)[1:-1]}`" for name in names)
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(f"`{ascii(name)[1:-1][:200]}`" for name in names[:LISTED]) + more
 
 
 def _hint(arch: Architecture, facts: DatasetFacts) -> str:

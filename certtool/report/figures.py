@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from typing import Any
 
 from certtool.epsilon import Epsilon
@@ -38,6 +39,7 @@ def figure(width: float = 7.2, height: float = 3.6) -> Iterator[tuple[Any, Any]]
         "xtick.color": _INK,
         "ytick.color": _INK,
         "legend.frameon": False,
+        "text.parse_math": False,  # a model may be called `$x`
     }
     with plt.rc_context(style):
         drawn, axes = plt.subplots(figsize=(width, height), layout="constrained")
@@ -54,7 +56,8 @@ def as_svg(drawn: Any, title: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<svg ", f'<svg role="img" aria-label="{title}" ', text, count=1)
+    # A model's name is in it, and the page takes the picture as it is.
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
     return re.sub(r'(width|height)="[\d.]+pt"', "", text, count=2)
 
 

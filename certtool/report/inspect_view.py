@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from certtool.diagnosis import Finding
+from certtool.errors import InputError
 from certtool.files import disk_errors, write_atomically
 from certtool.inspection import Inspection, Layer
 from certtool.report.figures import as_svg, figure, relu_states, training_history, widths_of
@@ -83,6 +84,16 @@ def write_plot(found: list[Inspection], file: Path) -> None:
             drawn.savefig(file, dpi=160)
 
 
+def _history(runs: list[tuple[str, list[dict[str, Any]]]]) -> list[tuple[str, str]]:
+    """The metrics beside a fetched model are anybody's: what cannot be drawn is not ours."""
+    try:
+        return training_history(runs)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        raise InputError(
+            "the `metrics.jsonl` beside the model was not written by `certtool train`", "leave out `--html`"
+        ) from None
+
+
 def write_page(
     found: list[Inspection], words: list[Finding], history: list[tuple[str, list[dict[str, Any]]]], file: Path
 ) -> None:
@@ -100,6 +111,6 @@ def write_page(
         states=[(inspection.title, relu_states(inspection)) for inspection in found],
         tables=[(inspection.title, [_all_cells(layer) for layer in inspection.layers]) for inspection in found],
         headers=(*HEADERS, "tightness", "balance"),
-        history=training_history(history) if history else None,
+        history=_history(history) if history else None,
     )
     write_atomically(file, page.encode())

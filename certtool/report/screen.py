@@ -28,7 +28,7 @@ def _console(stream: IO[str]) -> Console:
 
     plain = not stream.isatty()
     width = 80 if plain and "COLUMNS" not in os.environ else None
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False)
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,13 @@ class Screen:
 
     def text(self, text: str) -> None:
         """Plain text as it is: no markup, no wrapping."""
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        shown = _steerless(text)
+        sys.stdout.write(shown if shown.endswith("\n") else shown + "\n")
 
     def note(self, text: str) -> None:
         """A remark beside the result."""
         if not self.quiet and not self.json:
-            self.err.print(text, soft_wrap=True, markup=False)
+            self.err.print(_steerless(text), soft_wrap=True)
 
     def table(self, table: Table) -> None:
         self.out.print(table)
@@ -84,7 +85,7 @@ class Screen:
         """Only a person at a terminal is asked; nobody else says yes by accident."""
         if self.json or not sys.stdin.isatty() or not self.err.is_terminal:
             return False
-        self.err.print(f"{question} [y/N] ", end="", markup=False)
+        self.err.print(f"{question} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     @contextlib.contextmanager
@@ -130,6 +131,11 @@ class Screen:
             self.err.print(_problem(problem, word), soft_wrap=True)
 
 
+def _steerless(text: str) -> str:
+    """The last line of defence: nothing that came from a file or a server moves the cursor or colours the screen."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def _as_json(problem: Problem) -> dict[str, Any]:
     return {
         "message": problem.message,
@@ -143,18 +149,18 @@ def _as_json(problem: Problem) -> dict[str, Any]:
 def _problem(problem: Problem, word: str) -> Text:
     from rich.text import Text
 
-    text = Text.assemble((f"{word}: ", "bold red" if word == "error" else "bold yellow"), problem.message)
+    text = Text.assemble((f"{word}: ", "bold red" if word == "error" else "bold yellow"), _steerless(problem.message))
     if problem.file is not None:
         option = problem.file.startswith("--")
         where = problem.file if option or problem.line is None else f"{problem.file}:{problem.line}:{problem.column}"
-        text.append(f"\n  --> {where}", "cyan")
+        text.append(f"\n  --> {_steerless(where)}", "cyan")
         if problem.source is not None and problem.line is not None and problem.column is not None and not option:
             margin = " " * len(str(problem.line))
             caret = " " * (problem.column - 1) + "^" * problem.length
-            text.append(f"\n {margin} |\n {problem.line} | {problem.source}\n {margin} | ")
+            text.append(f"\n {margin} |\n {problem.line} | {_steerless(problem.source)}\n {margin} | ")
             text.append(caret, "bold red")
     if problem.hint is not None:
-        text.append("\nhint: ", "bold green").append(problem.hint)
+        text.append("\nhint: ", "bold green").append(_steerless(problem.hint))
     return text
 
 

@@ -158,7 +158,7 @@ def show_check(screen: Screen, outcomes: list[Outcome]) -> None:
         screen.document({"schema": "certtool.zoo-check/1", "ok": ok, "models": [o.as_json() for o in outcomes]})
         return
     for outcome in outcomes:
-        proofs = f", {outcome.proofs} proofs recomputed" if outcome.proofs else ""
+        proofs = f", {outcome.proofs or 'no'} proofs recomputed"  # hashes alone find damage, not forgery
         where = f" (from {outcome.source}{proofs})" if outcome.source else ""
         screen.text(f"{outcome.name}: {outcome.state}{where}")
         for reason in outcome.reasons:

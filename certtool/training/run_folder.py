@@ -83,11 +83,14 @@ class RunFolder:
         if not file.exists():
             return []
         lines: list[dict[str, Any]] = []
-        for text in file.read_text(encoding="utf-8").splitlines():
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                lines.append(json.loads(text))
-            except ValueError:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
                 break
+            if not isinstance(line, dict):  # a fetched model's metrics are anybody's
+                break
+            lines.append(line)
         return lines
 
     def finished(self, recipe: Recipe) -> bool:

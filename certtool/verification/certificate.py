@@ -19,6 +19,7 @@ from torch import Tensor
 
 from certtool.errors import InputError, OutsideError
 from certtool.files import read_regular_file, write_atomically
+from certtool.plain_text import ONE_LINE, first_problem, plain
 from certtool.safefile import no_duplicates
 from certtool.verification.verdicts import VERDICTS, EpsResult, Grade, Reason, Rung, Verdict
 from certtool.verification.verify import VerifyReport, versions
@@ -37,7 +38,7 @@ OUTSIDE = (
     "a convolution that accumulates on top of its residual shortcut",
 )
 LIMIT = 200_000_000
-Line = Annotated[str, Field(max_length=500)]
+Line = Annotated[str, Field(max_length=500), ONE_LINE]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -75,7 +76,7 @@ class AttackPart(Strict):
 
 
 class ResultPart(Strict):
-    eps: Annotated[str, Field(max_length=100)]
+    eps: Annotated[str, Field(max_length=100), ONE_LINE]
     method: Literal["auto", "ibp", "crown-ibp", "crown", "alpha-crown"]
     arithmetic: Grade
     attack: AttackPart | None
@@ -165,9 +166,7 @@ def read_certificate(path: Path) -> Loaded:
     except OSError as error:
         raise OutsideError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"`{path}` is not a certificate: {where}: {first['msg'].lower()}") from None
+        raise InputError(f"`{path}` is not a certificate: {first_problem(error)}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"`{path}` is not JSON: {error}", "give a file that `--certificate` wrote") from None
     if certificate.sha256 != digest(document):
@@ -190,7 +189,7 @@ def _witnesses(certificate: Certificate, path: Path) -> dict[tuple[int, int], Te
         tensors = safetensors.torch.load(content)
         found = {(int(name.split(":")[0]), int(name.split(":")[1])): value for name, value in tensors.items()}
     except Exception as error:  # safetensors raises its own type and several of Python's
-        raise InputError(f"`{file}` is not a file of witnesses: {error}") from None
+        raise InputError(f"`{file}` is not a file of witnesses: {plain(str(error))}") from None
     if any(value.dtype != torch.float32 for value in found.values()):
         raise InputError(f"`{file}` holds witnesses that are not float32")
     return found

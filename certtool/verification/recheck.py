@@ -23,6 +23,7 @@ from certtool.bounds.box import Edges, inner_edges
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.epsilon import Epsilon
+from certtool.plain_text import plain
 from certtool.verification.certificate import CLAIM, OUTSIDE, Loaded, ResultPart, read_certificate
 from certtool.verification.images import choose
 from certtool.verification.ladder import RELAXATIONS, Ladder, LadderSettings, to_float32
@@ -50,6 +51,21 @@ class Recheck:
         return {"schema": "certtool.recheck/1", "ok": not self.differences} | self.__dict__ | {
             "differences": list(self.differences)
         }  # fmt: skip
+
+
+def merged(outcomes: dict[str, Recheck]) -> Recheck:
+    """Several certificates of one model, by the names of their files."""
+    if len(outcomes) == 1:
+        return next(iter(outcomes.values()))
+    every = outcomes.values()
+    return Recheck(
+        sum(outcome.images for outcome in every),
+        dict(sum((Counter(outcome.proofs) for outcome in every), Counter())),
+        sum(outcome.not_looked_at for outcome in every),
+        sum(outcome.witnesses for outcome in every),
+        sum(outcome.attacked for outcome in every),
+        tuple(f"{file}: {text}" for file, outcome in outcomes.items() for text in outcome.differences),
+    )
 
 
 def recheck(
@@ -120,7 +136,7 @@ class _Check:
         )
         for what, said, found in pairs:
             if said != found:
-                self.differ(f"the {what} is {found}, the certificate says {said}")
+                self.differ(f"the {what} is {plain(str(found))}, the certificate says {plain(str(said))}")
         return not self.differences
 
     def _well_formed(self) -> bool:

@@ -6,12 +6,15 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from certtool import recipe as recipes
 from certtool import toml_text
 from certtool.attack import AttackSettings
 from certtool.checkpoint import Checkpoint, parameter_count
 from certtool.epsilon import Epsilon
 from certtool.errors import CertToolError, InputError
+from certtool.plain_text import first_problem
 from certtool.verification.certificate import Certificate, ResultPart
 from certtool.zoo.layout import file_digest
 from certtool.zoo.records import (
@@ -39,6 +42,22 @@ def record_of(
     certificate: Certificate,
     file: Path,
     *,
+    name: str,
+    licence: str,
+    sources: list[str],
+    cost: Cost,
+) -> Record:
+    """A certificate or header from elsewhere may say what no record can."""
+    try:
+        return _record(checkpoint, certificate, file, name, licence, sources, cost)
+    except ValidationError as error:
+        raise InputError(f"`{file}` and its model make no record: {first_problem(error)}") from None
+
+
+def _record(
+    checkpoint: Checkpoint,
+    certificate: Certificate,
+    file: Path,
     name: str,
     licence: str,
     sources: list[str],
@@ -85,6 +104,12 @@ def record_of(
 def result_of(part: ResultPart) -> Result:
     """Counts of the certificate as fractions."""
     count = len(part.columns.index)
+    if {len(column) for column in part.columns.__dict__.values()} != {count} or not count:
+        raise InputError(f"the certificate has columns of different lengths, or none, at eps {part.eps}")
+    if part.columns.index != list(range(count)):  # accuracy on images somebody chose is no accuracy
+        raise InputError(
+            f"the certificate is of chosen images, not of the first {count:,}", "verify without `--indices`"
+        )
     grades = [g for v, g in zip(part.columns.verdict, part.columns.grade, strict=True) if v == "certified"]
     wrong, falsified = part.columns.verdict.count("misclassified"), part.columns.verdict.count("falsified")
     return Result(
@@ -107,18 +132,19 @@ def verifier(certificate: Certificate) -> str:
 
 def _summary(text: str, fallback: str) -> str:
     try:
-        return str(tomllib.loads(text).get("summary")) or fallback
-    except tomllib.TOMLDecodeError:
+        summary = tomllib.loads(text).get("summary")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return fallback
+    return summary if isinstance(summary, str) and summary else fallback
 
 
 def _overrides(checkpoint: Checkpoint) -> list[str]:
     """Where the model's recipe differs from the bundled one of its name: what `--set` has to say."""
     try:
         bundled = recipes.load(f"recipe:{checkpoint.header.name}")
-    except CertToolError:
+        ours = _flat(tomllib.loads(checkpoint.header.recipe), ())
+    except (CertToolError, tomllib.TOMLDecodeError, RecursionError):
         return []
-    ours = _flat(tomllib.loads(checkpoint.header.recipe), ())
     theirs = _flat(tomllib.loads(recipes.render(bundled)), ())
     return [
         f"{key}={toml_text.literal(value)}"

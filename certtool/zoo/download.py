@@ -6,34 +6,42 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import get_session
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
 from certtool.errors import OutsideError
 from certtool.files import disk_errors
+from certtool.plain_text import plain
 from certtool.zoo import hub
 from certtool.zoo.hub import Endpoint, Listing, RemoteFile
 
-MOST_REDIRECTIONS = 5
+NOT_SATISFIABLE = 416
+PROGRESS = 1 << 14  # bytes: a server that breaks off sooner, again and again, is not worth its pauses
+WINDOW, SLOWEST = 60.0, 100  # seconds, and bytes a second: a line slower than this has stopped
 _PLAIN_ETAG = re.compile(r'^(W/)?"?[A-Za-z0-9+=_.:-]{1,200}"?$')
 Progress = Callable[[int], None]  # bytes that arrived
 
 
 def download(listing: Listing, file: RemoteFile, target: Path, endpoint: Endpoint, progress: Progress) -> None:
-    """What is missing of `target`. Each time something arrives the patience starts anew."""
+    """What is missing of `target`. Each time more is here than ever before the patience starts anew."""
     url = f"{endpoint.url}/{listing.repo}/resolve/{listing.commit}/{quote(file.name)}"
-    failures = 0
-    while (have := _size(target)) < file.size:
+    token, failures, most = listing.token, 0, _size(target)
+    while _size(target) < file.size:
         try:
-            _append(url, listing, file, target, endpoint, progress)
+            _append(url, token, listing, file, target, endpoint, progress)
         except (httpx2.TransportError, HfHubHTTPError) as error:
-            if isinstance(error, HfHubHTTPError) and hub.status(error) not in hub.RETRIED:
+            code = hub.status(error) if isinstance(error, HfHubHTTPError) else None
+            if code in (401, 403) and token is None and endpoint.token() is not None:
+                token = endpoint.token()  # a gated repository is listed for everybody, its files are not
+                continue
+            if code == NOT_SATISFIABLE:  # what is here does not fit what is there: from the beginning
+                target.unlink(missing_ok=True)
+            elif code is not None and code not in hub.RETRIED:
                 raise
-            failures = 0 if _size(target) > have else failures + 1
+            failures = 0 if _size(target) >= most + PROGRESS else failures + 1
+            most = max(most, _size(target))
             if failures >= len(hub.PAUSES):
                 raise
             pause = hub.PAUSES[failures]
@@ -44,36 +52,26 @@ def _size(target: Path) -> int:
     return target.stat().st_size if target.exists() else 0
 
 
-def _append(url: str, listing: Listing, file: RemoteFile, target: Path, endpoint: Endpoint, progress: Progress) -> None:
+def _append(
+    url: str,
+    token: str | None,
+    listing: Listing,
+    file: RemoteFile,
+    target: Path,
+    endpoint: Endpoint,
+    progress: Progress,
+) -> None:
     """One request: from where the file ends."""
     have = _size(target)
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    for _ in range(MOST_REDIRECTIONS):
-        hub.check_url(url)
-        token = listing.token if hub.same_origin(url, endpoint.url) else None
-        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
-        with get_session().stream(
-            "GET", url, headers=headers | authorization, follow_redirects=False, timeout=hub.TIMEOUT
-        ) as response:
-            if response.is_redirect:
-                url = urljoin(url, response.headers["Location"])
-                continue
-            if response.status_code == 416:  # what is here does not fit what is there: from the beginning
-                target.unlink(missing_ok=True)
-                return
-            if response.is_error:
-                response.read()
-            hf_raise_for_status(response)
-            _check_headers(response, listing, file, have)
-            _write(response, file, target, have if response.status_code == 206 else 0, progress)
-            return
-    raise OutsideError(f"the Hub sends us in circles for `{file.name}`")
+    with hub.get(url, endpoint, token, {"Range": f"bytes={have}-"} if have else {}) as response:
+        _check_headers(response, listing, file, have)
+        _write(response, file, target, have if response.status_code == 206 else 0, progress)
 
 
 def _check_headers(response: httpx2.Response, listing: Listing, file: RemoteFile, have: int) -> None:
     etag = response.headers.get("ETag")
     if etag is not None and not _PLAIN_ETAG.fullmatch(etag):
-        raise OutsideError(f"the Hub answers for `{file.name}` with a strange ETag: `{hub.plain(etag)}`")
+        raise OutsideError(f"the Hub answers for `{file.name}` with a strange ETag: `{plain(etag)}`")
     commit = response.headers.get("X-Repo-Commit")
     if commit is not None and hub.checked_commit(commit) != listing.commit:
         raise OutsideError(f"asked for commit {listing.commit}, the Hub answered with {commit}")
@@ -90,8 +88,13 @@ def _write(response: httpx2.Response, file: RemoteFile, target: Path, start: int
     # Unbuffered, in the pieces that arrive: what a broken connection delivered is kept.
     with disk_errors(target), target.open("ab", buffering=0) as out:
         out.truncate(start)
+        since, there = time.monotonic(), start
         for chunk in response.iter_raw():
             start += len(chunk)
+            if (now := time.monotonic()) > since + WINDOW:
+                if start - there < SLOWEST * WINDOW and start < file.size:
+                    raise httpx2.ReadTimeout(f"less than {SLOWEST} bytes a second arrive")
+                since, there = now, start
             if start > file.size:
                 raise OutsideError(f"the Hub sends more of `{file.name}` than the {file.size:,} bytes it listed")
             out.write(chunk)

@@ -90,8 +90,8 @@ def retrieve(found: Listing, endpoint: Endpoint, folder: Path, progress: Progres
     with disk_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
     total = sum(file.size for file in found.files)
-    _check_space(folder, total)
     done = sum(_arrived(folder, file) for file in found.files)
+    _check_space(folder, total - done)
     progress(done, total)
 
     def arrived(count: int) -> None:
@@ -113,10 +113,13 @@ def _retrieve_file(
     expected = _expected(file, folder)
     target = folder / file.name
     with disk_errors(target, "create"):
+        if target.parent != folder and target.parent.is_symlink():
+            target.parent.unlink()
         target.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
-        if target.exists() and target.stat().st_size > file.size:
-            target.unlink()
+        with disk_errors(target, "replace"):
+            if target.is_symlink() or (target.exists() and target.stat().st_size > file.size):
+                target.unlink()  # what is written goes here, never to where a link leads
         download(found, file, target, endpoint, arrived)
         if expected is None or file_digest(target) == expected:
             return
@@ -176,7 +179,7 @@ def _check_space(folder: Path, total: int) -> None:
 
 def copy_to(folder: ModelFolder, out: Path) -> Path:
     """A copy of the whole model folder, whole or not at all."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not out.name or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise InputError(f"`{out}` exists already", "choose a new folder")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     with disk_errors(out):

@@ -7,14 +7,15 @@ reaches a terminal is stripped of control characters.
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from json import JSONDecodeError
-from typing import TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_session, get_token
@@ -27,8 +28,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from certtool.errors import InputError, OutsideError
+from certtool.plain_text import plain
 from certtool.version import __version__
 from certtool.zoo.layout import check_name, size_limit
 from certtool.zoo.reference import COMMIT, HubRef
@@ -38,7 +41,10 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between attempts; a server that restarts is back within them
 RETRIED = (408, 429, 500, 502, 503, 504)
 TIMEOUT = 30.0
+LONGEST = 16 << 20  # bytes of an answer in JSON: two hundred models with all their files are a tenth of it
+PATIENCE = 120.0  # seconds for such an answer
 MOST_FILES = 200
+MOST_REDIRECTIONS = 5
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN"
 T = TypeVar("T")
 
@@ -63,10 +69,11 @@ class Endpoint:
 
     def token(self) -> str | None:
         """HF_TOKEN goes where the same environment points; the stored login only where it was made for."""
-        given = os.environ.get("HF_TOKEN", "").strip()
-        if given:
-            return given
-        return get_token() if self.url == PUBLIC else None
+        token = os.environ.get("HF_TOKEN", "").strip() or (get_token() if self.url == PUBLIC else None)
+        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+            # Said here, where it is not repeated: the client would quote what it could not send.
+            raise OutsideError("the token is none: it has spaces, line breaks or letters no token has", LOGIN)
+        return token
 
     def api(self, token: str | None) -> HfApi:
         # Off huggingface.co there is no xet storage, and the client would not fall back.
@@ -76,13 +83,13 @@ class Endpoint:
 
 def check_url(url: str) -> None:
     """Also asked of every redirection: a token or a model never travels in the clear."""
-    parts = urlsplit(url)
     try:
-        port_is_a_number = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_a_number = False
-    safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
-    if not safe or not port_is_a_number or parts.username or not parts.hostname:
+        parts = urlsplit(url)
+        possible = bool(parts.hostname) and not parts.username and (parts.port is None or parts.port > 0)
+        safe = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOOPBACK)
+    except ValueError:  # a port or an address that is none
+        possible = safe = False
+    if not safe or not possible:
         raise OutsideError(f"`{plain(url)}` is not a Hub to trust", "an endpoint is https, or http on this machine")
 
 
@@ -120,19 +127,23 @@ def listing(ref: HubRef, endpoint: Endpoint) -> Listing:
 
 
 def _listing(ref: HubRef, endpoint: Endpoint, token: str | None) -> Listing:
-    api = endpoint.api(token)
-    info = patiently(lambda: api.model_info(ref.repo, revision=ref.revision, files_metadata=True, timeout=TIMEOUT))
-    commit = checked_commit(info.sha)
+    path = f"models/{ref.repo}/revision/{quote(ref.revision, safe='')}"
+    info = patiently(lambda: ask(path, endpoint, token, {"blobs": "true"}))
+    return understood(lambda: _listed(ref, info, token))
+
+
+def _listed(ref: HubRef, info: Any, token: str | None) -> Listing:
+    commit = checked_commit(info["sha"])
     if ref.commit not in (None, commit):
         raise OutsideError(f"asked for commit {ref.commit} of {ref.repo}, the Hub answered with {commit}")
-    siblings = info.siblings or []
+    siblings = info["siblings"]
     if len(siblings) > MOST_FILES:
         raise OutsideError(f"{ref.repo} holds {len(siblings)} files; a certified model has about ten")
-    files = [_file(ref, s.rfilename, s.size, None if s.lfs is None else s.lfs.sha256) for s in siblings]
+    files = [_file(ref, s["rfilename"], s.get("size"), (s.get("lfs") or {}).get("sha256")) for s in siblings]
     return Listing(ref.repo, commit, tuple(file for file in files if file is not None), token)
 
 
-def _file(ref: HubRef, name: str, size: int | None, sha256: str | None) -> RemoteFile | None:
+def _file(ref: HubRef, name: Any, size: Any, sha256: Any) -> RemoteFile | None:
     """None for what a repository may hold but a model does not need."""
     if name in (".gitattributes", ".gitignore"):
         return None
@@ -151,23 +162,75 @@ def checked_commit(commit: object) -> str:
     return commit
 
 
+@contextlib.contextmanager
+def get(url: str, endpoint: Endpoint, token: str | None, headers: dict[str, str]) -> Iterator[httpx2.Response]:
+    """The answer, to be streamed. Every redirection is looked at, and the token goes to its own endpoint only."""
+    plainly = {"Accept-Encoding": "identity"}  # what is small on its way stays small here
+    for _ in range(MOST_REDIRECTIONS):
+        check_url(url)
+        known = token is not None and same_origin(url, endpoint.url)
+        all_headers = headers | plainly | ({"Authorization": f"Bearer {token}"} if known else {})
+        with get_session().stream("GET", url, headers=all_headers, follow_redirects=False, timeout=TIMEOUT) as response:
+            if not response.has_redirect_location:
+                _raise_for_status(response)
+                yield response
+                return
+            url = _joined(url, response.headers["Location"])
+    raise OutsideError("the Hub sends us in circles")
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise OutsideError(f"the Hub sends us to `{plain(location)}`, which is no address") from None
+
+
+def _raise_for_status(response: httpx2.Response) -> None:
+    """The client reads the whole of a refusal, however long: it gets a short copy."""
+    if response.is_success:
+        return
+    if not response.is_error:
+        raise OutsideError(f"the Hub answers with status {response.status_code}, which says nothing")
+    said = ("x-error-code", "x-error-message", "retry-after")
+    headers = {name: response.headers[name] for name in said if name in response.headers}
+    hf_raise_for_status(httpx2.Response(response.status_code, headers=headers, request=response.request))
+
+
+def ask(path: str, endpoint: Endpoint, token: str | None, parameters: Mapping[str, str | list[str]]) -> Any:
+    """One answer of the Hub's API. The client itself would read, follow and page for as long as a server likes."""
+    headers = build_hf_headers(token=False, library_name="certtool", library_version=__version__)
+    url = f"{endpoint.url}/api/{path}?{urlencode(parameters, doseq=True)}"
+    content, end = bytearray(), time.monotonic() + PATIENCE
+    with get(url, endpoint, token, headers) as response:
+        for chunk in response.iter_raw():
+            content += chunk
+            if len(content) > LONGEST:
+                raise OutsideError("the Hub's answer has no end", "is HF_ENDPOINT a Hub?")
+            if time.monotonic() > end:
+                raise httpx2.ReadTimeout("the answer takes too long")
+    return understood(lambda: json.loads(content))
+
+
 def patiently(call: Callable[[], T]) -> T:
     """Again, after a pause, what a busy server refused; a server that cannot be reached at all is told at once."""
     for pause in PAUSES:
         try:
-            return _understood(call)
+            return understood(call)
         except HfHubHTTPError as error:
             if status(error) not in RETRIED:
                 raise
             time.sleep(wait_for(error, pause))
-    return _understood(call)
+    return understood(call)
 
 
-def _understood(call: Callable[[], T]) -> T:
+def understood(call: Callable[[], T]) -> T:
     """The client trusts what it reads: a page instead of JSON, or JSON of another shape, fails deep inside it."""
     try:
         return call()
-    except (JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (HFValidationError, HfHubHTTPError):  # some of these are ValueErrors too
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise OutsideError(
             f"the server does not answer as a Hub does ({type(error).__name__})", "is HF_ENDPOINT a Hub?"
         ) from error
@@ -183,10 +246,16 @@ def status(error: HfHubHTTPError) -> int:
     return error.response.status_code if error.response is not None else 0
 
 
-def plain(text: str, limit: int = 200) -> str:
-    """Text from elsewhere, without the characters that steer a terminal."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
-    return shown if len(text) <= limit else shown[:limit] + "..."
+class _Plainly(logging.Filter):
+    """The client logs the header X-HF-Warning and failures as they come, straight to the terminal."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = plain(record.getMessage(), 500), ()
+        return True
+
+
+for _handler in logging.getLogger("huggingface_hub").handlers:
+    _handler.addFilter(_Plainly())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from certtool.checkpoint import Checkpoint
 from certtool.errors import InputError
 from certtool.models import skeleton
 from certtool.models.published import converted
+from certtool.plain_text import plain
 from certtool.version import __version__
 
 # What a checkpoint file may wrap its state dict in.
@@ -55,14 +57,17 @@ def describe(name: str, arch: str, dataset: str, eps: str | None, overrides: Seq
 
 def read_state(file: Path) -> dict[str, Tensor]:
     """Tensors only: `weights_only` refuses everything a pickle could do besides."""
+    if file.exists() and not file.is_file() and not file.is_dir():  # a pipe would never end
+        raise InputError(f"`{file}` is not a file")
     try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch has remarks on how old a file is
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"there is no file `{file}`") from None
     except OSError as error:
         raise InputError(f"cannot read `{file}`: {(error.strerror or str(error)).lower()}") from None
     except Exception as error:  # torch raises half a dozen kinds; each means that it is no plain state dict
-        reason = re.sub(r"\s+", " ", str(error)).split(". ")[0][:200]
+        reason = plain(f"{type(error).__name__} " + re.sub(r"\s+", " ", str(error)).split(". ")[0].strip()).strip()
         raise InputError(
             f"`{file}` is not a state dict of tensors: {reason}", "save it with `torch.save(model.state_dict(), FILE)`"
         ) from None

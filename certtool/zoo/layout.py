@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from certtool.errors import InputError
 from certtool.files import read_regular_file
+from certtool.plain_text import first_problem
 from certtool.zoo.reference import CERTIFICATE
 
 MODEL, CONFIG, RECIPE, CARD, MANIFEST = "model.safetensors", "config.json", "recipe.toml", "README.md", "manifest.json"
@@ -84,9 +85,7 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"`{path.name}` is not a manifest: {where}: {first['msg'].lower()}") from None
+        raise InputError(f"`{path.name}` is not a manifest: {first_problem(error)}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"`{path.name}` is not JSON: {error}") from None
     strange = [name for name in manifest.files if not check_name(name) or name == MANIFEST]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
 from certtool.checkpoint import Checkpoint
 from certtool.data import Split
 from certtool.errors import CertToolError, Exit, InputError, OutsideError
+from certtool.plain_text import plain
 from certtool.verification import LadderSettings
 from certtool.verification.recheck import Recheck, recheck
 from certtool.zoo import hub
@@ -160,7 +162,7 @@ def _commit(api: HfApi, plan: Plan, parent: str, present: list[str]) -> str:
     foreign = [n for n in present if not check_name(n) and n not in (".gitattributes", ".gitignore")]
     if foreign:
         raise OutsideError(
-            f"{plan.repo} holds `{hub.plain(foreign[0])}`, which is not part of a certtool model",
+            f"{plan.repo} holds `{plain(foreign[0])}`, which is not part of a certtool model",
             "publish to a repository of its own",
         )
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -170,7 +172,12 @@ def _commit(api: HfApi, plan: Plan, parent: str, present: list[str]) -> str:
     best = plan.record.headline
     message = f"{plan.record.name}: {100 * best.certified_rigorous:.2f} % certified (rigorous) at eps {best.eps}"
     try:
-        done = api.create_commit(plan.repo, operations, commit_message=message, parent_commit=parent)
+        with warnings.catch_warnings(action="ignore"):  # the Hub's remarks on the card, word for word
+            done = api.create_commit(plan.repo, operations, commit_message=message, parent_commit=parent)
+    except ValueError as error:
+        if isinstance(error, HfHubHTTPError):
+            raise
+        raise OutsideError(f"the Hub does not take the model card: {plain(str(error))}") from None
     except httpx2.TransportError:  # the answer was lost, perhaps not the commit; reading back will tell
         head = hub.checked_commit(hub.patiently(lambda: api.model_info(plan.repo, timeout=hub.TIMEOUT)).sha)
         if head == parent:

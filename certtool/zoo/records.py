@@ -12,14 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from certtool import toml_text
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
+from certtool.plain_text import ONE_LINE, first_problem
 from certtool.recipe.diagnose import did_you_mean
 from certtool.zoo.reference import CERTIFICATE, NAME, PINNED
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Line = Annotated[str, Field(max_length=300)]
+Line = Annotated[str, Field(max_length=300), ONE_LINE]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 DIGITS = 6  # of an accuracy in a record: enough to tell one image of a million
+ROUNDING = 1.5 * 10**-DIGITS  # two rounded grades may add up to more than their rounded sum
 
 
 class Strict(BaseModel):
@@ -64,7 +66,7 @@ class Result(Strict):
     def _ordered(self) -> Self:
         Epsilon.parse(self.eps)
         upper = self.clean if self.attacked is None else self.attacked
-        if not self.certified <= upper <= self.clean:
+        if not self.certified - ROUNDING <= upper <= self.clean:
             raise ValueError(f"eps {self.eps}: not certified <= attacked <= clean")
         return self
 
@@ -112,7 +114,8 @@ class Record(Strict):
         if Epsilon.parse(self.eps).value not in radii:
             raise ValueError(f"results: none at the model's own eps {self.eps}")
         for below, above in itertools.pairwise(ordered):
-            if above.certified > below.certified or (above.attacked or 0) > (below.attacked or 1):
+            attacked = None not in (above.attacked, below.attacked) and above.attacked > below.attacked  # type: ignore[operator]
+            if above.certified > below.certified + ROUNDING or attacked:
                 raise ValueError(f"results: more at eps {above.eps} than at the smaller {below.eps}")
         for source in self.sources:
             if source != "zoo" and not PINNED.fullmatch(source):
@@ -137,9 +140,7 @@ def read_record(file: Path) -> Record:
     try:
         record = Record.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"the record `{file}` does not validate: {where}: {first['msg'].lower()}") from None
+        raise InputError(f"the record `{file}` does not validate: {first_problem(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the record `{file}` is not TOML: {error}") from None
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from certtool.plain_text import plain
 from certtool.zoo import hub
 from certtool.zoo.card import TAGS
 from certtool.zoo.hub import Endpoint
@@ -31,19 +32,20 @@ def remote_models(*, dataset: str | None = None, eps: str | None = None) -> list
     """By tag, anonymously; the most downloaded first."""
     endpoint = Endpoint.from_environment()
     wanted = [TAGS[0], *([f"dataset:{dataset}"] if dataset else []), *([f"eps:{eps}"] if eps else [])]
-    api = endpoint.api(None)
+    question: dict[str, str | list[str]] = {"filter": wanted, "limit": str(MOST), "sort": "downloads", "full": "true"}
     with hub.sentences(TAGS[0], endpoint):
-        found = hub.patiently(lambda: list(api.list_models(filter=wanted, limit=MOST, full=True)))
-    models = [_remote(info.id, info.sha, info.tags or [], info.downloads) for info in found]
+        found = hub.patiently(lambda: hub.ask("models", endpoint, None, question))
+        models = hub.understood(lambda: [_remote(info) for info in found[:MOST]])
     return sorted(models, key=lambda model: -model.downloads)
 
 
-def _remote(repo: str, commit: str | None, tags: list[str], downloads: int | None) -> Remote:
-    texts = [hub.plain(tag, 60) for tag in tags]
+def _remote(info: Any) -> Remote:
+    texts = [plain(tag, 60) for tag in info.get("tags", []) if isinstance(tag, str)]
     datasets = [text.removeprefix("dataset:") for text in texts if text.startswith("dataset:")]
+    commit, downloads = info.get("sha"), info.get("downloads")
     return Remote(
-        hub.plain(repo, 100),
-        commit if commit is not None and COMMIT.fullmatch(commit) else None,
+        plain(info["id"], 100),
+        commit if isinstance(commit, str) and COMMIT.fullmatch(commit) else None,
         datasets[0] if datasets else None,
         tuple(text.removeprefix("eps:") for text in texts if text.startswith("eps:")),
         downloads if isinstance(downloads, int) else 0,

@@ -12,7 +12,18 @@ from certtool.errors import InputError
 from certtool.files import disk_errors, read_regular_file, write_atomically
 from certtool.safefile import SIZE_LIMIT
 from certtool.verification.certificate import Certificate, read_certificate
-from certtool.zoo.layout import CONFIG, MANIFEST, METRICS, MODEL, RECIPE, check_name, digest, manifest_of
+from certtool.zoo.layout import (
+    CONFIG,
+    MANIFEST,
+    METRICS,
+    MODEL,
+    RECIPE,
+    WITNESSES,
+    check_name,
+    digest,
+    manifest_of,
+    size_limit,
+)
 from certtool.zoo.reference import CERTIFICATE
 
 CERTIFICATES = "certificates"
@@ -28,6 +39,9 @@ class Staged:
         strange = [name for name in self.files if not check_name(name)]
         if strange:
             raise AssertionError(f"{strange[0]} is not part of a shared model")
+        for name, content in self.files.items():  # nobody could fetch it again
+            if not 0 < len(content) <= size_limit(name):
+                raise InputError(f"`{name}` cannot be shared: it has {len(content):,} bytes")
 
     def sha256(self, name: str) -> str:
         return digest(self.files[name])
@@ -56,10 +70,15 @@ def stage(checkpoint: Checkpoint, certificates: list[Path]) -> Staged:
         RECIPE: header.recipe.encode(),
     }
     for path in certificates:
-        files |= _certificate(path)
+        for name, content in _certificate(path).items():
+            if files.setdefault(name, content) != content:
+                raise InputError(f"two certificates bring a file called `{name}`", "rename one: verify it again")
     metrics = checkpoint.path.with_name(METRICS)
     if checkpoint.path.name == checkpoints.MODEL_FILE and metrics.is_file():
-        files[METRICS] = metrics.read_bytes()
+        if metrics.is_symlink():  # in a folder from elsewhere it could lead to anything of the user's
+            raise InputError(f"`{metrics}` is a link, and what it leads to would be published", "remove it")
+        if lines := metrics.read_bytes():
+            files[METRICS] = lines
     return Staged({}).with_files(files)
 
 
@@ -71,6 +90,8 @@ def _certificate(path: Path) -> dict[str, bytes]:
     files = {name: path.read_bytes()}
     witnesses = read_certificate(path).certificate.witnesses
     if witnesses is not None:
+        if not WITNESSES.fullmatch(f"{CERTIFICATES}/{witnesses.file}"):
+            raise InputError(f"`{witnesses.file}` is no name for witnesses", "verify again: `--certificate` names them")
         files[f"{CERTIFICATES}/{witnesses.file}"] = path.with_name(witnesses.file).read_bytes()
     return files
 
