@@ -400,7 +400,7 @@ def test_a_missing_engine_is_told_before_anything_is_written(monkeypatch: pytest
 
 
 @needs_lirpa
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_trains_and_its_seed_decides_the_bytes(fused: bool, cli: Cli, tmp_path: Path) -> None:
     settings = [*CROWN, "--set", f"train.loss_fusion={str(fused).lower()}"]
     for name in ("one", "two"):
@@ -416,6 +416,7 @@ def test_a_run_trains_and_its_seed_decides_the_bytes(fused: bool, cli: Cli, tmp_
 
 
 @needs_lirpa
+@pytest.mark.slow
 def test_killed_and_resumed_a_run_ends_with_the_same_bytes(cli: Cli, tmp_path: Path) -> None:
     """Killed in the warmup, where CROWN counts."""
     assert cli("train", "tiny_cnn7", "--out", "whole", *CROWN).returncode == 0

@@ -137,6 +137,7 @@ def test_an_interrupt_stops_all_ranks_after_the_same_step(tmp_path: Path) -> Non
     assert load_header(folder / "last.safetensors")["step"] >= 12
 
 
+@pytest.mark.slow
 def test_verify_shares_the_images(robust_run: Path, cli: Cli, tmp_path: Path) -> None:
     options = ["--eps", "0.05", "--eps", "0.02", "--method", "ibp", "--images", "41", "--attack-steps", "5", "--json"]
     alone = cli("verify", robust_run, *options, "--certificate", "alone.json")

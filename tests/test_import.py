@@ -53,7 +53,7 @@ def sets(arch: str) -> list[str]:
 
 
 @pytest.mark.parametrize("arch", SIZES)
-@pytest.mark.parametrize("wrap", ["plain", "module. and state_dict"])
+@pytest.mark.parametrize("wrap", [pytest.param("plain", marks=pytest.mark.slow), "module. and state_dict"])
 def test_the_same_function(arch: str, wrap: str, cli: Cli, tmp_path: Path) -> None:
     model = network(arch)
     state: object = state_of(model, arch, "" if wrap == "plain" else "module.")

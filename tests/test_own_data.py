@@ -128,7 +128,7 @@ def npz_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- from the files to a certificate ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["folder", "npz"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.slow), "npz"])
 def test_train_verify_recheck_and_inspect(kind: str, request: pytest.FixtureRequest, cli: Cli, tmp_path: Path) -> None:
     """The commands that `train` prints work as they are, from any folder, because the run's folder knows the way."""
     place: Path = request.getfixturevalue(f"{kind}_place")
@@ -152,7 +152,7 @@ def test_train_verify_recheck_and_inspect(kind: str, request: pytest.FixtureRequ
     assert "slanted" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["folder", "npz"])
+@pytest.mark.parametrize("kind", ["folder", pytest.param("npz", marks=pytest.mark.slow)])
 def test_a_model_alone_asks_where_the_images_lie(
     kind: str, request: pytest.FixtureRequest, cli: Cli, tmp_path: Path
 ) -> None:
@@ -188,6 +188,7 @@ def test_the_header_tells_what_was_found_and_nothing_of_the_machine(kind: str, r
     assert facts.std == pytest.approx([float(pixels.std(correction=0))], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_pictures_elsewhere_give_equal_bytes(folder_place: Path, tmp_path: Path) -> None:
     shutil.copytree(folder_place / "photos", tmp_path / "somewhere" / "else")
     (tmp_path / "mine.toml").write_text(RECIPE.replace('path = "photos"\n', ""))

@@ -82,6 +82,7 @@ def test_a_run_of_a_study_is_the_run_itself(small_run: Path, cli: Cli, tmp_path:
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_stopped_a_study_says_its_command_and_goes_on(small_run: Path, cli: Cli, tmp_path: Path) -> None:
     arguments = ["train", "tiny_cnn7", "--seeds", "0,1", "--out", "a study", *small_settings()]
     command = [sys.executable, "-m", "certtool", *arguments]
