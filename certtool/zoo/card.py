@@ -18,29 +18,31 @@ def tags(record: Record) -> list[str]:
 
 
 def card(record: Record, repo: str) -> str:
+    clean = _row(record, "accuracy", "Clean accuracy", record.headline.clean, {"n": record.data.images})
     data = ModelCardData(
         model_name=record.name,
         library_name="certtool",
         license=record.licence.lower(),
         tags=tags(record),
         pipeline_tag="image-classification",
-        eval_results=[row for result in record.results for row in _rows(record, result)],
+        eval_results=[clean, *(row for result in record.results for row in _rows(record, result))],
     )
     return f"---\n{data.to_yaml()}\n---\n\n{_text(record, repo)}"
 
 
 def _rows(record: Record, result: Result) -> list[EvalResult]:
-    """The Hub's `model-index`: clean, attacked and certified accuracy at one radius, the grades apart."""
+    """The Hub's `model-index`: attacked and certified accuracy at one radius, with and without the lesser grade."""
     common = {"norm": record.norm, "eps": result.eps, "n": record.data.images}
     proof = common | {"verifier": record.certificate.verifier, "certificate": record.certificate.file}
-    rows = [_row(record, "accuracy", f"Clean accuracy (at eps {result.eps})", result.clean, common)]
+    at = f"accuracy at eps {result.eps}"
+    rows = []
     if result.attacked is not None:
-        rows.append(
-            _row(record, "attacked_accuracy", f"Attacked accuracy at eps {result.eps}", result.attacked, common)
-        )
-    for grade, share in (("rigorous", result.certified_rigorous), ("float32", result.certified_float32)):
-        name = f"Certified accuracy at eps {result.eps}, grade {grade}"
-        rows.append(_row(record, "certified_accuracy", name, share, proof | {"grade": grade}))
+        rows.append(_row(record, "attacked_accuracy", f"Attacked {at}", result.attacked, common))
+    shares = (("rigorous", result.certified_rigorous), ("rigorous or float32", result.certified))
+    rows += [
+        _row(record, "certified_accuracy", f"Certified {at}, {grade}", share, proof | {"grade": grade})
+        for grade, share in shares
+    ]
     return rows
 
 
@@ -62,8 +64,7 @@ def _text(record: Record, repo: str) -> str:
     lines = [
         f"# {record.name}",
         "",
-        f"{record.summary}. A {record.model.arch} with {record.model.parameters:,} parameters, trained with "
-        "[certtool](https://pypi.org/project/certtool/).",
+        f"{record.summary}. A {record.model.arch} with {record.model.parameters:,} parameters, trained with certtool.",
         "",
         f"**{percent(best.certified_rigorous)} of the {record.data.images:,} {record.data.split} images of "
         f"{record.data.dataset} provably keep their label** under every l-infinity perturbation up to "
@@ -83,7 +84,6 @@ def _text(record: Record, repo: str) -> str:
         "## Fetch it, and check the proof again",
         "",
         "```sh",
-        "pip install certtool",
         f"certtool zoo fetch hf://{repo}@{PLACEHOLDER} --sample 50     # 50 proofs recomputed, independently",
         f"certtool verify hf://{repo}@{PLACEHOLDER} --eps {best.eps}",
         "```",
