@@ -400,7 +400,8 @@ def test_a_missing_engine_is_told_before_anything_is_written(monkeypatch: pytest
 
 
 @needs_lirpa
-@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
 def test_a_run_trains_and_its_seed_decides_the_bytes(fused: bool, cli: Cli, tmp_path: Path) -> None:
     settings = [*CROWN, "--set", f"train.loss_fusion={str(fused).lower()}"]
     for name in ("one", "two"):

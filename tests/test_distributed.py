@@ -81,6 +81,7 @@ def test_without_batchnorm_and_regularisers_parts_add_up_to_the_whole(tmp_path: 
     torch.testing.assert_close(parts["losses"], whole["losses"], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job_and_one_rank_goes_on(tmp_path: Path, cli: Cli) -> None:
     folder = tmp_path / "run"
     settings = small_settings(train__epochs=40, train__lr_milestones=[30])

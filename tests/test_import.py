@@ -52,7 +52,9 @@ def sets(arch: str) -> list[str]:
     return [word for text in SIZES[arch] for word in ("--set", text)]
 
 
-@pytest.mark.parametrize("arch", SIZES)
+@pytest.mark.parametrize(
+    "arch", ["cnn7", *(pytest.param(a, marks=pytest.mark.slow) for a in ("wide_resnet", "resnext"))]
+)
 @pytest.mark.parametrize("wrap", [pytest.param("plain", marks=pytest.mark.slow), "module. and state_dict"])
 def test_the_same_function(arch: str, wrap: str, cli: Cli, tmp_path: Path) -> None:
     model = network(arch)
@@ -99,6 +101,7 @@ def test_a_pickle_that_would_run_is_refused(cli: Cli, tmp_path: Path) -> None:
         assert name in done.stderr
 
 
+@pytest.mark.slow
 def test_unknown_words_are_refused(cli: Cli, tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1)}, tmp_path / "a.pth")
     wrong = cli("zoo", "import", "a.pth", "--arch", "cnn8", "--dataset", "mnist")

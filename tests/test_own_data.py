@@ -152,7 +152,8 @@ def test_train_verify_recheck_and_inspect(kind: str, request: pytest.FixtureRequ
     assert "slanted" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["folder", pytest.param("npz", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folder", "npz"])
 def test_a_model_alone_asks_where_the_images_lie(
     kind: str, request: pytest.FixtureRequest, cli: Cli, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_study_trains_what_is_missing_and_compares(cli: Cli, tmp_path: Path) -
     assert {folder: (folder / "model.safetensors").read_bytes() for folder in folders} == models
 
 
+@pytest.mark.slow
 def test_a_run_of_a_study_is_the_run_itself(small_run: Path, cli: Cli, tmp_path: Path) -> None:
     quiet = cli("train", "tiny_cnn7", "--seeds", "0", "--out", "here", "--quiet", *small_settings())
     assert quiet.stdout == "here/tiny_cnn7/seed-0/model.safetensors\n"
@@ -107,6 +108,7 @@ def test_stopped_a_study_says_its_command_and_goes_on(small_run: Path, cli: Cli,
     assert (second / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_failure_and_tells_it_at_the_end(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "wild.toml").write_text(
         'base = "tiny_cnn7"\nname = "wild"\n[train]\nlr = 1e30\n[model]\nbatch_norm = "none"\n'
@@ -200,6 +202,7 @@ def test_compare(runs: Path, cli: Cli) -> None:
     assert [run["path"] for run in document["repeated"]] == ["b/again"]
 
 
+@pytest.mark.slow
 def test_compare_reads_at_80_columns_and_as_markdown(runs: Path, cli: Cli) -> None:
     text = cli("runs", "compare", ".").stdout
     lines = [line.split() for line in text.splitlines()]

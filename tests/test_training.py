@@ -174,6 +174,7 @@ def test_a_foreign_or_damaged_folder_is_not_resumed(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_latest_points_to_the_newest_run_and_runs_are_listed(cli: Cli, tmp_path: Path) -> None:
     for _ in range(2):
         assert (
@@ -285,14 +286,13 @@ def test_tiny_cnn7_reaches_its_figures(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_method_beats_vanilla_ibp_at_a_short_warmup(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_method_beats_vanilla_ibp_at_a_short_warmup(seed: int, tmp_path: Path) -> None:
+    """By 5 points with each seed; benchmarks/short_warmup.json has five seeds and the means."""
     certified = {}
     for name in ("tiny_cnn7_short", "tiny_cnn7_short_vanilla"):
-        figures = []
-        for seed in range(3):
-            certtool.train(name, {"seed": seed}, out=tmp_path / f"{name}-{seed}", device="cpu")
-            figures.append(RunFolder(tmp_path / f"{name}-{seed}").metrics()[-1]["test_certified_accuracy"])
-        certified[name] = sum(figures) / 3
+        certtool.train(name, {"seed": seed}, out=tmp_path / name, device="cpu")
+        certified[name] = RunFolder(tmp_path / name).metrics()[-1]["test_certified_accuracy"]
     assert certified["tiny_cnn7_short"] >= certified["tiny_cnn7_short_vanilla"] + 0.05, certified
 
 

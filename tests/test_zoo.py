@@ -382,7 +382,9 @@ def test_the_token_does_not_leave_its_hub(writer: Hub, prepared: Callable[..., P
         assert {seen.token for seen in other.requests} == {None}
 
 
-@pytest.mark.parametrize("how", ["verdict", "damage", "other model"])
+@pytest.mark.parametrize(
+    "how", ["verdict", *(pytest.param(how, marks=pytest.mark.slow) for how in ("damage", "other model"))]
+)
 def test_without_a_certificate_that_holds_nothing_is_published(
     how: str, robust_run: Path, small_run: Path, proof: Path, cli: Cli, tmp_path: Path
 ) -> None:
