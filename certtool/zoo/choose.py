@@ -8,7 +8,6 @@ from typing import Any
 
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
-from certtool.recipe.diagnose import did_you_mean
 from certtool.zoo.records import Record, Result, records
 
 
@@ -42,6 +41,8 @@ def choose(wish: Wish) -> list[Row]:
     known = records()
     datasets = {record.data.dataset for record in known.values()}
     if wish.dataset is not None and wish.dataset not in datasets:
+        from certtool.recipe import did_you_mean
+
         raise InputError(f"the zoo has no model of `{wish.dataset}`", did_you_mean(wish.dataset, datasets))
     rows = [Row(record, result) for record in known.values() if (result := _result(record, wish.eps)) is not None]
     fitting = [

@@ -13,7 +13,6 @@ from certtool import toml_text
 from certtool.epsilon import Epsilon
 from certtool.errors import InputError
 from certtool.plain_text import ONE_LINE, first_problem
-from certtool.recipe.diagnose import did_you_mean
 from certtool.zoo.reference import CERTIFICATE, NAME, PINNED
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -154,6 +153,8 @@ def find_record(name: str, folder: Path | None = None) -> Record:
     known = (folder or zoo_folder()) / f"{name}.toml"
     if NAME.fullmatch(name) and known.is_file():
         return read_record(known)
+    from certtool.recipe import did_you_mean  # a list that is right answers without the recipes' schema
+
     names = [file.stem for file in (folder or zoo_folder()).glob("*.toml")]
     hint = did_you_mean(name, names) or "`certtool zoo list` shows what there is"
     raise InputError(f"the zoo has no model called `{name}`", hint)
