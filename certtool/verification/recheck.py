@@ -274,7 +274,11 @@ class _Check:
             where = f"image {row.index} at eps {result.eps}"
             if rung != "alpha-crown":
                 self._compare(where, row, margin, LOOSE)
-            elif not margin > 0 or row.margin is None or row.margin > margin + OPTIMISED * max(1.0, margin):
+            elif (
+                not 0 < margin < float("inf")
+                or row.margin is None
+                or row.margin > margin + OPTIMISED * max(1.0, margin)
+            ):
                 self.differ(f"{where}: the margin by {rung} is {margin:.9g}, the certificate says {row.margin}")
 
     def _same_engine(self, rung: str, result: ResultPart, rows: list[_Row]) -> list[float]:
