@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Center and radius carry an affine layer in two products (W c and |W| r); lower and upper are derived once."""
+    """Center and radius carry an affine layer in two products (W c and |W| r); lower and upper are derived once.
+
+    Not by `cached_property`: before Python 3.12 it takes a lock, which torch.compile cannot look through.
+    """
 
     center: Tensor
     radius: Tensor
@@ -19,13 +21,21 @@ class Interval:
     def from_bounds(cls, lower: Tensor, upper: Tensor) -> Interval:
         return cls((lower + upper) * 0.5, (upper - lower) * 0.5)
 
-    @cached_property
+    @property
     def lower(self) -> Tensor:
-        return self.center - self.radius
+        known = self.__dict__
+        if "_lower" not in known:
+            known["_lower"] = self.center - self.radius
+        lower: Tensor = known["_lower"]
+        return lower
 
-    @cached_property
+    @property
     def upper(self) -> Tensor:
-        return self.center + self.radius
+        known = self.__dict__
+        if "_upper" not in known:
+            known["_upper"] = self.center + self.radius
+        upper: Tensor = known["_upper"]
+        return upper
 
     @property
     def width(self) -> Tensor:
@@ -36,6 +46,6 @@ class Interval:
         return tuple(self.center.shape)
 
 
-def ball(x: Tensor, eps: float, low: float = 0.0, high: float = 1.0) -> Interval:
+def ball(x: Tensor, eps: float | Tensor, low: float = 0.0, high: float = 1.0) -> Interval:
     """The l-infinity ball of radius eps around x, clipped to the range of a pixel."""
     return Interval.from_bounds((x - eps).clamp(low, high), (x + eps).clamp(low, high))

@@ -32,9 +32,9 @@ class CrownObjective(Objective):
         self.crown = CrownBounds(model, self.graph, example, preprocessing=first)
 
     def robust_ce(
-        self, box: Interval, bounds: Bounds, margins: Tensor, labels: Tensor, eps: float, batch: SharedBatch
+        self, box: Interval, bounds: Bounds, margins: Tensor, labels: Tensor, radius: Tensor, batch: SharedBatch
     ) -> Tensor:
-        share = 1 - eps / self.target
+        share = 1 - float(radius) / self.target
         if share < SMALLEST_SHARE:
             return robust_cross_entropy(margins, labels, batch)
         if self.fused:
