@@ -22,6 +22,8 @@ from certtool.training.objective import Objective
 PARITY = Path(__file__).parents[2] / "shared" / "parity"
 CASES = ["cnn7_mnist", "cnn7_mnist_unbalanced", "wrn_cifar10"]
 STEPS = [(case, step) for case in CASES for step in ("half", "full")]
+# As a long run computes: compiled, channels_last. Compiling takes a while, so only `make test-all` does all of it.
+ENGINES = ["eager", pytest.param("compiled", marks=pytest.mark.slow)]
 # By the paper a layer with inactive but no active neurons is skipped; the published code adds a constant 2 for it.
 CONSTANT_TOO_MUCH = {("cnn7_mnist_unbalanced", "half"): 2 / 6}
 FEEDS_BATCH_NORM = {"0.bias", "3.bias", "6.bias", "9.bias", "12.bias", "16.bias"}
@@ -76,6 +78,15 @@ def theirs(own: str, residual: bool) -> str:
     return name if "|" not in name else name.split("|")[0 if residual else 1]
 
 
+def objective_for(model: nn.Module, x: Tensor, engine: str) -> tuple[Objective, Tensor]:
+    if engine == "eager":
+        return Objective(model.train(), ["tightness", "relu"], tolerance=0.5), x
+    model.train().to(memory_format=torch.channels_last)
+    objective = Objective(model, ["tightness", "relu"], tolerance=0.5)
+    objective.compile(len(x))
+    return objective, x.contiguous(memory_format=torch.channels_last)
+
+
 def relative(value: Tensor | float, expected: Tensor | float) -> float:
     value, expected = torch.as_tensor(value).detach(), torch.as_tensor(expected)
     return float((value - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
@@ -111,12 +122,13 @@ def test_given_margins(name: str) -> None:
     assert relative(margins[torch.arange(10) != labels[:, None]].view_as(given), given) < 1e-5
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "step"), STEPS)
-def test_training_step(name: str, step: str) -> None:
+def test_training_step(name: str, step: str, engine: str) -> None:
     model, tensors, figures, x = case(name)
     expected = figures[step]
     labels = tensors["y"].long()
-    objective = Objective(model.train(), ["tightness", "relu"], tolerance=0.5)
+    objective, x = objective_for(model, x, engine)
     weight = 0.5 * (1 - expected["eps"] / expected["eps_max"])
     loss = objective(x, labels, expected["eps"], weight, observe=True)
     loss.total.backward()
@@ -142,12 +154,13 @@ def test_training_step(name: str, step: str) -> None:
     assert relative(norm, expected["grad_norm"]) < 1e-3
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "step"), [s for s in STEPS if not s[0].startswith("wrn")])
-def test_gradients(name: str, step: str) -> None:
+def test_gradients(name: str, step: str, engine: str) -> None:
     model, tensors, figures, x = case(name)
     expected = figures[step]
     weight = 0.5 * (1 - expected["eps"] / expected["eps_max"])
-    objective = Objective(model.train(), ["tightness", "relu"], tolerance=0.5)
+    objective, x = objective_for(model, x, engine)
     objective(x, tensors["y"].long(), expected["eps"], weight).total.backward()
     compared = 0
     for own, parameter in model.named_parameters():

@@ -5,7 +5,7 @@ from certtool.bounds.ibp import Bounds, graph_of, propagate
 from certtool.bounds.interval import Interval, ball
 from certtool.bounds.margins import certified_mask, features_step, lower_margins, margin_bounds, upper_margins
 from certtool.bounds.rules import rule
-from certtool.bounds.statistics import ReluStatistics, relu_inputs, relu_statistics
+from certtool.bounds.statistics import ReluStatistics, relu_inputs, relu_statistics, statistics_need
 
 __all__ = [
     "Bounds",
@@ -23,5 +23,6 @@ __all__ = [
     "relu_inputs",
     "relu_statistics",
     "rule",
+    "statistics_need",
     "upper_margins",
 ]

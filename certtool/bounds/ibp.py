@@ -122,7 +122,7 @@ class _Walk:
         x = self.cleans[step.inputs[0]]
         scale, shift = scale_and_shift_of(step.module, *_batch_statistics(step.module, x, self.together))
         shape = (1, -1, *[1] * (x.dim() - 2))
-        self.cleans[step.name] = x * scale.view(shape) + shift.view(shape)
+        self.cleans[step.name] = (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
         return scale, shift
 
     def _batch_norm(self, step: Step) -> Interval:
@@ -169,7 +169,11 @@ def scale_and_shift_of(layer: Any, mean: Tensor, var: Tensor) -> tuple[Tensor, T
 
 
 def _batch_statistics(layer: Any, x: Tensor, together: Together) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of the clean batch, with their gradient; running statistics move once."""
+    """Mean and biased variance of the clean batch, with their gradient; running statistics move once.
+
+    Never in less than float32, whatever the precision of the pass.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     dims = [0, *range(2, x.dim())]
     if together.alone:
         var, mean = torch.var_mean(x, dims, correction=0)

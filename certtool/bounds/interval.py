@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -36,6 +37,9 @@ class Interval:
             known["_upper"] = self.center + self.radius
         upper: Tensor = known["_upper"]
         return upper
+
+    def to(self, dtype: torch.dtype) -> Interval:
+        return Interval(self.center.to(dtype), self.radius.to(dtype))
 
     @property
     def width(self) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -39,8 +40,8 @@ def upper_margins(graph: Graph, bounds: Bounds, labels: Tensor) -> Tensor:
 def _merged(classifier: Step, bounds: Bounds, labels: Tensor) -> Interval:
     layer = classifier.module
     assert isinstance(layer, nn.Linear)
-    features = bounds.kept[classifier.inputs[0]]
-    logits = bounds.output.center
+    features = bounds.kept[classifier.inputs[0]].to(layer.weight.dtype)
+    logits = F.linear(features.center, layer.weight, layer.bias)
     center = logits.gather(1, labels.unsqueeze(1)) - logits
     return Interval(center, _spread(layer.weight, labels, features.radius))
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from certtool.bounds.interval import Interval
+from certtool.bounds.relu import interval_relu
 from certtool.errors import InputError
 
 Rule = Callable[..., Interval]
@@ -107,12 +108,12 @@ def scale_and_shift(z: Interval, scale: Tensor, shift: Tensor) -> Interval:
 
 @rule(nn.ReLU)
 def relu(layer: nn.ReLU, z: Interval) -> Interval:
-    return _monotone(F.relu, z)
+    return interval_relu(z)
 
 
 @rule(F.relu, torch.relu, "relu")
 def relu_function(z: Interval, inplace: bool = False) -> Interval:
-    return _monotone(F.relu, z)
+    return interval_relu(z)
 
 
 @rule(nn.LeakyReLU)

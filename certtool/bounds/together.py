@@ -7,10 +7,8 @@ processes compute what one would, gradients included (certtool/distributed.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -41,10 +39,7 @@ class Alone:
 ALONE = Alone()
 
 
-def means(values: Iterable[Tensor], together: Together) -> Tensor:
-    """The mean of each tensor over images and neurons of the whole batch, as a vector."""
-    if together.alone:
-        return torch.stack([value.mean() for value in values])
-    sums, neurons = zip(*((value.sum(), math.prod(value.shape[1:])) for value in values), strict=True)
-    whole = together.sum(torch.stack(sums))
-    return whole / whole.new_tensor([together.images * count for count in neurons])
+def total_mean(sums: Tensor, values: Tensor, together: Together) -> Tensor:
+    """Sums over the images at hand and their neurons as means over those of the whole batch; `values` has the shape."""
+    images = len(values) if together.alone else together.images
+    return together.sum(sums / (images * math.prod(values.shape[1:])))

@@ -125,6 +125,8 @@ class Train(Section):
     accumulate: Count = (
         1  # parts of a batch, one after the other: less memory, BatchNorm and regularisers see a part each
     )
+    compile: Literal["auto", "on", "off"] = "auto"  # torch.compile; a run decides `auto` at its start, for good
+    precision: Literal["fp32", "bf16"] = "fp32"  # of the passes; statistics, margins, loss and optimiser stay float32
     eval_every: Annotated[int, Field(ge=0)] = 0  # test-set figures every so many epochs; 0: after the last one
     warmup: Warmup | None = None
     regularizers: Regularizers = Field(default_factory=Regularizers)
@@ -145,6 +147,8 @@ class Train(Section):
                 'remove it, or set `method = "crown-ibp"`',
                 key="loss_fusion",
             )
+        if self.method == "crown-ibp":
+            self._without_engine_options()
         if self.method != "natural" and self.warmup is None:
             raise wrong(
                 f'method = "{self.method}" needs a [train.warmup] section',
@@ -162,6 +166,17 @@ class Train(Section):
         if any(a >= b for a, b in zip(self.lr_milestones, self.lr_milestones[1:], strict=False)):
             raise wrong("lr_milestones must increase", key="lr_milestones")
         return self
+
+    def _without_engine_options(self) -> None:
+        """auto_LiRPA does half of CROWN-IBP's arithmetic: what our pass can do, it cannot."""
+        if self.compile == "on":
+            raise wrong('compile = "on" means nothing with method = "crown-ibp"', "remove it", key="compile")
+        if self.precision != "fp32":
+            raise wrong(
+                f'method = "crown-ibp" trains in fp32, not in {self.precision}',
+                'set `precision = "fp32"`, or `method = "ibp"`',
+                key="precision",
+            )
 
 
 class Paper(Section):

@@ -96,7 +96,7 @@ def show_estimate(screen: Screen, found: Estimate) -> None:
         return
     screen.text(
         f"{found.recipe}: {found.parameters:,} parameters, {found.train_images:,} images, "
-        f"{found.device}, {found.threads} threads\n"
+        f"{found.device}, {found.threads} threads{', compiled' if found.compiled else ''}\n"
     )
     table = plain_table("phase", "steps", "ms a step", "time")
     for phase in found.phases:

@@ -13,12 +13,14 @@ import torch
 
 from certtool.checkpoint import parameter_count
 from certtool.data import load_both, plan_epoch
+from certtool.distributed import World
 from certtool.evaluation import interval_accuracy
 from certtool.memory import peak_memory
 from certtool.recipe import Recipe
 from certtool.training.loop import Trainer
 from certtool.training.methods import check_engine
 from certtool.training.run_folder import RunFolder
+from certtool.training.speed import settled
 
 TIMED = 3  # steps of each phase, after one that warms up
 
@@ -39,6 +41,7 @@ class Estimate:
     threads: int
     parameters: int
     train_images: int
+    compiled: bool
     phases: tuple[Phase, ...]
     evaluation_seconds: float  # of the whole test set, once
     evaluations: int
@@ -58,6 +61,7 @@ def estimate(recipe: Recipe, *, data: Path | None, download: bool, device: torch
     """Real steps on real images with a network that is thrown away; nothing is written."""
     check_engine(recipe)
     train, test = load_both(recipe.data, data, download=download)
+    recipe = settled(recipe, len(train), device, World())
     trainer = Trainer(recipe, RunFolder(Path()), train, test, device)
     schedule = trainer.schedule
     kinds = [schedule.phase(step) for step in range(schedule.total_steps)]
@@ -69,7 +73,7 @@ def estimate(recipe: Recipe, *, data: Path | None, download: bool, device: torch
     evaluations = 1 + (recipe.train.epochs - 1) // every if every else 1
     return Estimate(
         recipe.name, str(device), torch.get_num_threads(), parameter_count(trainer.model), len(trainer.train),
-        tuple(phases), _evaluation_seconds(trainer), evaluations, peak_memory(device),
+        recipe.train.compile == "on", tuple(phases), _evaluation_seconds(trainer), evaluations, peak_memory(device),
     )  # fmt: skip
 
 

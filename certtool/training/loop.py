@@ -30,6 +30,7 @@ from certtool.training.methods import check_engine, objective_for
 from certtool.training.objective import Loss
 from certtool.training.run_folder import RunFolder
 from certtool.training.schedule import Schedule
+from certtool.training.speed import layout_for, settled
 
 ALONE = World()
 SAVE_EVERY = 300.0  # seconds; and after every epoch
@@ -60,7 +61,9 @@ class Trainer:
             train, self.validation = hold_out(train, recipe.data.validation_fraction)
         self.header = checkpoint.header_for(recipe, train, recipe.train.epochs)
         self.train, self.test = (split.to(device) if fits(split, device) else split for split in (train, test))
-        self.model = build(recipe.model, train.facts, recipe.train.init, recipe.seed).to(device).train()
+        self.layout = layout_for(recipe)
+        model = build(recipe.model, train.facts, recipe.train.init, recipe.seed)
+        self.model: nn.Module = model.to(device).to(memory_format=self.layout).train()  # type: ignore[call-overload]
         self.objective = objective_for(recipe, self.model, train.facts)
         self.schedule = Schedule(recipe, math.ceil(len(train) / recipe.data.batch_size))
         fused = device.type in ("cpu", "cuda")
@@ -151,7 +154,7 @@ class Trainer:
         images, labels = self.train.images[there].to(self.device), self.train.labels[there].to(self.device)
         if self.augmentation != NO_AUGMENTATION:
             images = augment(images, plan, indices)
-        return self.train.pixels(images), labels
+        return self.train.pixels(images).contiguous(memory_format=self.layout), labels
 
     def _finish_epoch(self, epoch: int, seconds: float) -> dict[str, object]:
         step, means = self.standing.step, self.meter.means()
@@ -287,7 +290,7 @@ def new_run(
     """A run from its first step. Its folder is made last: a missing data set or engine leaves nothing behind."""
     check_engine(recipe)
     train, test = _splits(recipe, data, download, world)
-    recipe = recipe.at(absolute_path(recipe.data, data))
+    recipe = settled(recipe.at(absolute_path(recipe.data, data)), len(train), device, world)
     folder = world.share(RunFolder.create(recipe, out, overwrite=overwrite) if world.leads else RunFolder(Path()))
     return Trainer(recipe, folder, train, test, device, world)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -26,7 +28,10 @@ def objective_for(recipe: Recipe, model: nn.Module, data: DatasetFacts) -> Objec
     """The loss of the recipe's method, for a network that is already on its device."""
     regularizers = recipe.train.regularizers
     if recipe.train.method != "crown-ibp":
-        return Objective(model, regularizers.terms, regularizers.tolerance)
+        objective = Objective(model, regularizers.terms, regularizers.tolerance, recipe.train.precision)
+        if recipe.train.compile == "on":
+            objective.compile(math.ceil(recipe.data.batch_size / recipe.train.accumulate))
+        return objective
     return CrownObjective(
         model,
         regularizers.terms,

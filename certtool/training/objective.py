@@ -20,12 +20,12 @@ from certtool.bounds import (
     graph_of,
     lower_margins,
     propagate,
-    relu_inputs,
     relu_statistics,
+    statistics_need,
 )
 from certtool.bounds.ibp import clean_output
 from certtool.bounds.regularizers import relu_terms, tightness_terms
-from certtool.bounds.together import means
+from certtool.bounds.together import total_mean
 from certtool.distributed import SharedBatch, World
 from certtool.models.normalize import input_step
 
@@ -60,24 +60,36 @@ class Wish:
 class Objective:
     """Bounds, margins, loss. `terms` are the regularisers that count; both are measured when `observe` asks."""
 
-    def __init__(self, model: nn.Module, terms: Collection[str], tolerance: float) -> None:
+    def __init__(self, model: nn.Module, terms: Collection[str], tolerance: float, precision: str = "fp32") -> None:
         self.model = model
+        self.precision = precision
         self.graph: Graph = graph_of(model)
         self.terms = frozenset(terms)
         self.tolerance = tolerance
         self.input_step = input_step(self.graph)
         features = features_step(self.graph)
         self._margins_need = () if features is None else (features,)
-        self._statistics_need = (*relu_inputs(self.graph).values(), self.input_step)
-        self._pass = self.bounded
+        self._statistics_need = (*statistics_need(self.graph), self.input_step)
+        self._compiled = self.bounded
+        self._compiled_images = -1
 
-    def compile(self) -> None:
-        """Let torch.compile fuse what is elementwise: two fifths of a step of a narrow network."""
-        self._pass = torch.compile(self.bounded, dynamic=False)
+    def compile(self, images: int) -> None:
+        """Let torch.compile fuse what is elementwise, two fifths of a step of a narrow network.
+
+        For batches of this many images: an epoch's smaller last one is not worth a compilation of its own.
+        """
+        self._compiled = torch.compile(self.bounded, dynamic=False, fullgraph=True)
+        self._compiled_images = images
+
+    def _autocast(self, x: Tensor) -> torch.autocast:
+        """The passes may be in bfloat16. What is summed over a batch, the margins and the loss never are."""
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
     def natural(self, x: Tensor, labels: Tensor, batch: SharedBatch) -> Loss:
         """Plain cross-entropy: nothing is bounded, nothing certified."""
-        logits = self.model(x) if batch.alone else clean_output(self.graph, x, batch)
+        with self._autocast(x):
+            logits = self.model(x) if batch.alone else clean_output(self.graph, x, batch)
+        logits = logits.to(x.dtype)
         ce = cross_entropy(logits, labels, batch)
         correct = (logits.argmax(1) == labels).sum()
         return Loss(ce, ce.detach(), ce.detach(), correct, torch.zeros_like(correct), None, None, None)
@@ -95,7 +107,8 @@ class Objective:
         wish = Wish(robust=eps > 0, regularised=regularised, observed=regularised or observe)
         # The radius as a tensor: a compiled pass serves every step of the schedule.
         radius = torch.tensor(max(eps, SMALLEST_EPS), dtype=x.dtype, device=x.device)
-        return self._pass(x, labels, radius, weight / batch.world.size * torch.ones_like(radius), wish, batch)
+        bounded = self._compiled if len(x) == self._compiled_images else self.bounded
+        return bounded(x, labels, radius, weight / batch.world.size * torch.ones_like(radius), wish, batch)
 
     def bounded(
         self, x: Tensor, labels: Tensor, radius: Tensor, weight: Tensor, wish: Wish, batch: SharedBatch
@@ -103,23 +116,25 @@ class Objective:
         """One walk for clean images, centers and radii; then margins, loss, and what is measured of the layers."""
         wanted = self._margins_need + (self._statistics_need if wish.observed else ())
         box = ball(x, radius)
-        bounds = propagate(self.graph, box, clean=x, keep=set(wanted), together=batch)
+        with self._autocast(x):
+            bounds = propagate(self.graph, box, clean=x, keep=set(wanted), together=batch)
         assert bounds.clean is not None
+        logits = bounds.clean.to(x.dtype)
         margins = lower_margins(self.graph, bounds, labels)
-        clean_ce = cross_entropy(bounds.clean, labels, batch)
+        clean_ce = cross_entropy(logits, labels, batch)
         robust_ce = self.robust_ce(box, bounds, margins, labels, radius, batch) if wish.robust else clean_ce
         total, tight, balance, layers = robust_ce, None, None, None
         if wish.observed:
             with torch.set_grad_enabled(wish.regularised):
                 layers = relu_statistics(self.graph, bounds, batch)
-                input_width = 2 * means([bounds.kept[self.input_step].radius], batch).squeeze()
+                input_width = 2 * mean_radius(bounds.kept[self.input_step], batch)
                 tight = tightness_terms(input_width, layers, self.tolerance).mean()
                 balance = relu_terms(layers, self.tolerance).mean()
         if wish.regularised:
             parts = {"tightness": tight, "relu": balance}
             # Every rank computes the same regularisers, of the whole batch: `weight` is its share of lambda.
             total = robust_ce + weight * sum(parts[term] for term in sorted(self.terms))  # type: ignore[misc]
-        correct = (bounds.clean.detach().argmax(1) == labels).sum()
+        correct = (logits.detach().argmax(1) == labels).sum()
         certified = certified_mask(margins.detach(), labels).sum()
         return Loss(total, robust_ce.detach(), clean_ce.detach(), correct, certified, tight, balance, layers)
 
@@ -128,6 +143,10 @@ class Objective:
     ) -> Tensor:
         """What the method makes of the interval bounds of one batch: here, the loss of their margins."""
         return robust_cross_entropy(margins, labels, batch)
+
+
+def mean_radius(z: Interval, batch: SharedBatch) -> Tensor:
+    return total_mean(z.radius.sum(), z.radius, batch)
 
 
 def robust_cross_entropy(margins: Tensor, labels: Tensor, batch: SharedBatch) -> Tensor:

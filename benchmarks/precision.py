@@ -1,0 +1,63 @@
+"""What `precision = "bf16"` costs in accuracy: the same short runs in both precisions, to benchmarks/precision.json.
+
+    CERTTOOL_DATA=... .venv/bin/python benchmarks/precision.py        (needs MNIST; tens of minutes on a CPU without
+                                                                       bfloat16 arithmetic, where it is emulated)
+
+Both are evaluated in float32, as always. Narrow networks, few epochs: the question is the difference, not the figure.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import certtool
+from certtool.training.run_folder import RunFolder
+
+SMALL_MNIST = {
+    "model.width": 4,
+    "model.hidden": 64,
+    "threat.eps": "0.1",
+    "train.epochs": 6,
+    "train.lr": 2e-3,
+    "train.lr_milestones": [5],
+    "train.warmup.epochs": 3,
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits": ("tiny_cnn7_short", {}),
+    "mnist": ("mnist_cnn7", SMALL_MNIST),
+}
+TARGET = Path(__file__).with_name("precision.json")
+
+
+def figures(recipe: str, overrides: dict[str, Any], precision: str) -> dict[str, float]:
+    settings = overrides | {"train.precision": precision, "train.compile": "on"}
+    with tempfile.TemporaryDirectory() as folder:
+        certtool.train(recipe, settings, out=Path(folder) / "run", device="cpu")
+        metrics = RunFolder(Path(folder) / "run").metrics()
+    last = metrics[-1]
+    return {
+        "clean_accuracy": last["test_clean_accuracy"],
+        "certified_accuracy": last["test_certified_accuracy"],
+        "training_seconds": round(sum(line["seconds"] for line in metrics), 1),
+    }
+
+
+def main() -> None:
+    results = {}
+    for name, (recipe, overrides) in CASES.items():
+        runs = {precision: figures(recipe, overrides, precision) for precision in ("fp32", "bf16")}
+        results[name] = {"recipe": recipe, "overrides": overrides, **runs}
+        print(name, runs, flush=True)
+    versions = {"certtool": certtool.__version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+    TARGET.write_text(
+        json.dumps({"verifier": "ibp, float32", "results": results, "versions": versions}, indent=2) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
