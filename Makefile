@@ -1,4 +1,4 @@
-# make setup | demo | test | test-all | clean        (needs Python >= 3.11; PYTHON=python3.12 make ... picks one)
+# make setup | demo | test | test-all | bench | clean        (needs Python >= 3.11; PYTHON=python3.12 make ... picks one)
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 DEMO   := runs/demo
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-.PHONY: setup demo lint test test-all clean
+.PHONY: setup demo lint test test-all bench clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,6 +35,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# Ratios, measured side by side; leave the machine alone meanwhile. CERTTOOL_DATA=... names the data sets' folder.
+bench: setup
+	$(BIN)/python benchmarks/run_all.py
 
 clean:
 	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,21 +1,22 @@
-"""The training step against standard training and against auto_LiRPA: ratios, measured side by side.
+"""The training step against standard training and against auto_LiRPA, side by side.
 
-    python benchmarks/step.py --width 16 --batch 128 --dataset cifar10
+    python benchmarks/step.py --width 16 --batch 128             all variants in turn: medians and ratios, as JSON
+    python benchmarks/step.py --only "warmup, compiled"          one variant alone: its peak memory
 
-Every variant takes one step in turn, again and again; the figure is the median of its repeats, in CPU-seconds and in
-wall-clock seconds, and its ratio to a standard step.
+A step is loss, gradient, clip and Adam on one batch of CIFAR-10's shape. "warmup" is the method while eps grows, both
+regularisers included; "after warmup" has none, as vanilla IBP never has: in certtool they are the same step.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measure import Timing, bf16_arithmetic, interleaved, machine, own_peak, say
 from torch import Tensor, nn
 
 from certtool import recipe
@@ -24,22 +25,24 @@ from certtool.bounds.lirpa import _converted, _perturbed, auto_lirpa, margin_row
 from certtool.bounds.regularizers import relu_terms, tightness_terms
 from certtool.bounds.statistics import statistics_of
 from certtool.catalog import DATASETS
+from certtool.device import in_layout
 from certtool.models import build
-from certtool.training.objective import WHOLE, Objective
+from certtool.training.objective import Objective
 
 Step = Callable[[], Tensor]
 EPS, WEIGHT, TOLERANCE = 4 / 255, 0.25, 0.5
 TERMS = ("tightness", "relu")
+DATA = DATASETS["cifar10"]
 
 
 def optimised(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
-    """Loss, gradient, clip, Adam: what every variant does around its loss."""
+    """What every variant does around its loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-4, fused=True)
 
     def step() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
         total = loss()
-        total.backward()
+        total.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 10.0)
         optimizer.step()
         return total.detach()
@@ -47,100 +50,112 @@ def optimised(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
     return step
 
 
-def ours(kind: str, model: nn.Module, x: Tensor, labels: Tensor, compiled: bool) -> Step:
-    terms = TERMS if kind == "warmup" else ()
-    objective = Objective(model, terms, TOLERANCE)
-    if kind == "standard":
-        forward = torch.compile(model, dynamic=False) if compiled else model
-        return optimised(model, lambda: F.cross_entropy(forward(x), labels))
-    if compiled:
-        objective.compile()
-    weight = WEIGHT if kind == "warmup" else 0.0
-    return optimised(model, lambda: objective(x, labels, EPS, weight, batch=WHOLE).total)
+class Bench:
+    """One network and one batch; every variant starts from the same weights."""
+
+    def __init__(self, width: int, batch: int) -> None:
+        self.arguments = recipe.load("cifar10_cnn7", [f"model.width={width}"]).model
+        draw = torch.Generator().manual_seed(0)
+        self.x = torch.rand(batch, *DATA.shape, generator=draw)
+        self.labels = torch.randint(0, len(DATA.classes), (batch,), generator=draw)
+
+    def fresh(self, layout: torch.memory_format) -> tuple[nn.Module, Tensor]:
+        model = build(self.arguments, DATA, "ibp", 0).train()
+        return in_layout(model, layout), self.x.contiguous(memory_format=layout)
+
+    def ours(
+        self,
+        kind: str,
+        *,
+        compiled: bool = False,
+        precision: str = "fp32",
+        layout: torch.memory_format = torch.channels_last,
+    ) -> Step:
+        model, x = self.fresh(layout)
+        if kind == "standard":
+            forward = torch.compile(model, dynamic=False) if compiled else model
+            return optimised(model, lambda: F.cross_entropy(forward(x), self.labels))
+        objective = Objective(model, TERMS if kind == "warmup" else (), TOLERANCE, precision)
+        if compiled:
+            objective.compile(len(x))
+        weight = WEIGHT if kind == "warmup" else 0.0
+        return optimised(model, lambda: objective(x, self.labels, EPS, weight).total)
+
+    def theirs(self) -> Step:
+        """The same interval step with the same regularisers through auto_LiRPA; normalisation is done before."""
+        lirpa = auto_lirpa()
+        model, x = self.fresh(torch.contiguous_format)
+        first = model.get_submodule("normalize")
+        model.set_submodule("normalize", nn.Identity())
+        with torch.no_grad():
+            lower, upper = (first((x + shift).clamp(0, 1)) for shift in (-EPS, EPS))
+            clean = first(x)
+        bounded = _converted(lirpa, model, clean, {"conv_mode": "patches"})
+        bounded.train()
+        box = Interval.from_bounds(lower, upper)
+        others, rows = margin_rows(self.labels, len(DATA.classes), clean.dtype)
+        relus = [node for node in bounded._modules.values() if type(node).__name__ == "BoundRelu"]
+
+        def loss() -> Tensor:
+            bounded(clean)  # BatchNorm's statistics come from the clean batch
+            bound, _ = bounded.compute_bounds(
+                x=(_perturbed(lirpa, box),), C=rows, IBP=True, method=None, bound_upper=False
+            )
+            margins = torch.zeros(others.shape).masked_scatter(others, bound)
+            layers = [Interval.from_bounds(node.inputs[0].lower, node.inputs[0].upper) for node in relus]
+            found = statistics_of(tuple(node.name for node in relus), layers)
+            tight = tightness_terms((upper - lower).mean(), found, TOLERANCE).mean()
+            return F.cross_entropy(-margins, self.labels) + WEIGHT * (tight + relu_terms(found, TOLERANCE).mean())
+
+        return optimised(bounded, loss)
+
+    def variants(self) -> dict[str, Callable[[], Step]]:
+        found: dict[str, Callable[[], Step]] = {
+            "standard": lambda: self.ours("standard"),
+            "standard, compiled": lambda: self.ours("standard", compiled=True),
+            "warmup, compiled": lambda: self.ours("warmup", compiled=True),
+            "after warmup, compiled": lambda: self.ours("vanilla", compiled=True),
+            "warmup, eager": lambda: self.ours("warmup", layout=torch.contiguous_format),
+            "after warmup, eager": lambda: self.ours("vanilla", layout=torch.contiguous_format),
+            "auto_LiRPA, warmup": self.theirs,
+        }
+        if bf16_arithmetic():
+            found["warmup, compiled, bf16"] = lambda: self.ours("warmup", compiled=True, precision="bf16")
+        return found
 
 
-def theirs(model: nn.Module, x: Tensor, labels: Tensor) -> Step:
-    """The same interval step with the same regularisers, through auto_LiRPA; normalisation is done before."""
-    lirpa = auto_lirpa()
-    first = model.get_submodule("normalize")
-    model.set_submodule("normalize", nn.Identity())
-    with torch.no_grad():
-        lower, upper = (first((x + shift).clamp(0, 1)) for shift in (-EPS, EPS))
-        clean = first(x)
-    bounded = _converted(lirpa, model, clean, {"conv_mode": "patches"})
-    bounded.train()
-    box = Interval.from_bounds(lower, upper)
-    others, rows = margin_rows(labels, model(clean).shape[1], clean.dtype)
-    relus = [node for node in bounded._modules.values() if type(node).__name__ == "BoundRelu"]
-
-    def loss() -> Tensor:
-        bounded(clean)  # BatchNorm's statistics come from the clean batch
-        bound, _ = bounded.compute_bounds(x=(_perturbed(lirpa, box),), C=rows, IBP=True, method=None, bound_upper=False)
-        margins = torch.zeros(others.shape).masked_scatter(others, bound)
-        layers = [Interval.from_bounds(node.inputs[0].lower, node.inputs[0].upper) for node in relus]
-        found = statistics_of(tuple(node.name for node in relus), layers)
-        tight = tightness_terms((upper - lower).mean(), found, TOLERANCE).mean()
-        return F.cross_entropy(-margins, labels) + WEIGHT * (tight + relu_terms(found, TOLERANCE).mean())
-
-    return optimised(bounded, loss)
-
-
-def measure(steps: dict[str, Step], repeats: int) -> dict[str, dict[str, float]]:
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
-    for name, step in steps.items():  # compilation and first touches
-        print(f"{name}: loss {float(step()):.6g}", flush=True)
-        step()
-    for _ in range(repeats):
-        for name, step in steps.items():
-            cpu, wall = time.process_time(), time.perf_counter()
-            step()
-            taken[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    return {
-        name: {"cpu": statistics.median(c for c, _ in rows), "wall": statistics.median(w for _, w in rows)}
-        for name, rows in taken.items()
+def ratios(found: dict[str, Timing]) -> dict[str, float]:
+    """What the project promises, in processor time."""
+    cpu = {name: timing.cpu for name, timing in found.items()}
+    pairs = {
+        "warmup / auto_LiRPA": ("warmup, compiled", "auto_LiRPA, warmup"),
+        "warmup / standard": ("warmup, compiled", "standard"),
+        "after warmup / standard": ("after warmup, compiled", "standard"),
+        "warmup / vanilla IBP": ("warmup, compiled", "after warmup, compiled"),
+        "bf16 / auto_LiRPA": ("warmup, compiled, bf16", "auto_LiRPA, warmup"),
     }
-
-
-def variants(width: int, batch: int, dataset: str, compiled: bool) -> dict[str, Step]:
-    facts = DATASETS[dataset]
-    name = {"digits": "tiny_cnn7"}.get(dataset, f"{dataset}_cnn7")
-    chosen = recipe.load(name, [f"model.width={width}"])
-    draw = torch.Generator().manual_seed(0)
-    x = torch.rand(batch, *facts.shape, generator=draw)
-    labels = torch.randint(0, len(facts.classes), (batch,), generator=draw)
-
-    def fresh(channels_last: bool = True) -> tuple[nn.Module, Tensor]:
-        model = build(chosen.model, facts, "ibp", 0).train()
-        if not channels_last:
-            return model, x
-        layout = torch.channels_last
-        return model.to(memory_format=layout), x.contiguous(memory_format=layout)
-
-    def one(kind: str, compiled: bool = False, channels_last: bool = True) -> Step:
-        model, images = fresh(channels_last)
-        return ours(kind, model, images, labels, compiled)
-
-    steps = {"standard": one("standard"), "warmup": one("warmup"), "vanilla": one("vanilla"),
-             "warmup, contiguous": one("warmup", channels_last=False)}  # fmt: skip
-    if compiled:
-        steps |= {f"{kind}, compiled": one(kind, compiled=True) for kind in ("standard", "warmup", "vanilla")}
-    return steps | {"auto_LiRPA, warmup": theirs(fresh(False)[0], x, labels)}
+    return {name: cpu[one] / cpu[two] for name, (one, two) in pairs.items() if one in cpu and two in cpu}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--dataset", default="cifar10")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--only")
     asked = parser.parse_args()
-    figures = measure(variants(asked.width, asked.batch, asked.dataset, not asked.no_compile), asked.repeats)
-    base = figures["standard"]
-    for name, row in figures.items():
-        ratios = {f"{key}_ratio": row[key] / base[key] for key in ("cpu", "wall")}
-        print(f"{name:<22} cpu {row['cpu']:.3f} s  wall {row['wall']:.3f} s  {ratios['cpu_ratio']:.2f} x standard")
-    print(json.dumps({"width": asked.width, "batch": asked.batch, "dataset": asked.dataset, "figures": figures}))
+    variants = Bench(asked.width, asked.batch).variants()
+    document: dict[str, Any] = {"width": asked.width, "batch": asked.batch}
+    if asked.only:
+        step = variants[asked.only]()
+        for _ in range(3):
+            step()
+        print(json.dumps(document | {"only": asked.only, "peak_memory": own_peak()}))
+        return
+    found = interleaved({name: make() for name, make in variants.items()})
+    for name, timing in found.items():
+        say(f"  {name:<24} {timing.cpu:.3f} cpu-s  {timing.wall:.3f} s  {timing.cpu / found['standard'].cpu:.2f} x")
+    timings = {name: timing.__dict__ for name, timing in found.items()}
+    print(json.dumps(document | {"steps": timings, "ratios": ratios(found), "machine": machine()}))
 
 
 if __name__ == "__main__":

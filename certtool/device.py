@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from certtool.errors import InputError, OutsideError
 
@@ -29,6 +30,11 @@ def fits(split: HasImages, device: torch.device) -> bool:
         return True
     free, _ = torch.cuda.mem_get_info(device)
     return split.images.numel() * split.images.element_size() < free / 2
+
+
+def in_layout(model: nn.Module, layout: torch.memory_format) -> nn.Module:
+    """The same network, its kernels in another order of memory."""
+    return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]  # torch's stubs forget it
 
 
 class HasImages(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -97,10 +96,11 @@ def step(arch: str, *, weight: float, compiled: bool, precision: str = "fp32") -
 def test_a_compiled_channels_last_pass_is_the_plain_one(arch: str, weight: float) -> None:
     """The whole pass is one graph (fullgraph), with the regularisers and without."""
     (plain, expected), (fast, found) = (step(arch, weight=weight, compiled=way) for way in (False, True))
-    assert float(fast.total) == pytest.approx(float(plain.total), rel=1e-5)
+    assert fast.total.item() == pytest.approx(plain.total.item(), rel=1e-5)
     assert int(fast.certified) == int(plain.certified)
-    for one, two in zip(found, expected, strict=True):
-        assert float((one - two).norm()) <= 1e-3 * float(two.norm()) + 1e-4
+    whole = float(torch.nn.utils.get_total_norm(expected))
+    for one, two in zip(found, expected, strict=True):  # a bias before BatchNorm has no gradient but rounding
+        assert float((one - two).norm()) <= 1e-3 * float(two.norm()) + 1e-5 * whole
     assert any(g.is_contiguous(memory_format=torch.channels_last) and g.dim() == 4 for g in found)
 
 
@@ -115,8 +115,8 @@ def test_a_smaller_last_batch_is_not_compiled() -> None:
 def test_bfloat16_is_for_the_passes_alone() -> None:
     loss, gradients = step("cnn7", weight=0.5, compiled=False, precision="bf16")
     plain, _ = step("cnn7", weight=0.5, compiled=False)
-    assert float(loss.total) != float(plain.total)
-    assert float(loss.total) == pytest.approx(float(plain.total), rel=0.05)
+    assert loss.total.item() != plain.total.item()
+    assert loss.total.item() == pytest.approx(plain.total.item(), rel=0.05)
     assert loss.layers is not None
     kinds = {loss.total.dtype, loss.robust_ce.dtype, loss.layers.mean_width.dtype, *(g.dtype for g in gradients)}
     assert kinds == {torch.float32}
@@ -186,4 +186,4 @@ def test_a_compiled_run_stopped_and_resumed_ends_with_the_same_bytes(tmp_path: P
     whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
     text = (tmp_path / "parts" / "recipe.toml").read_text()
-    assert 'compile = "on"' in text, sys.argv
+    assert 'compile = "on"' in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from certtool.bounds.interval import Interval
@@ -21,8 +20,8 @@ class _IntervalRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = F.relu(center - radius), F.relu(center + radius)
-        return (upper + lower) * 0.5, (upper - lower) * 0.5
+        lower, upper = (center - radius).relu_(), (center + radius).relu_()
+        return (upper + lower).mul_(0.5), (upper - lower).mul_(0.5)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

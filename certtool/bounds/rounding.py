@@ -124,19 +124,20 @@ def _affine(layer: Any, z: Interval, norm: _Norm | None) -> Interval:
     one = torch.ones_like(bias)
     norm = norm or _Norm(one, 0 * one, 0 * one, one)
     g = gamma(weight[0].numel() + BATCH_NORM_ROUNDINGS)
+    size = _magnitude(z)
     center = _product(layer, z.center, weight)
-    spread = _product(layer, (1 + g) * z.radius + g * z.center.abs(), weight.abs())
+    spread = _product(layer, torch.add(z.radius, size, alpha=g), weight.abs())
     shape = (1, -1, *[1] * (center.dim() - 2))
     a, mean, beta, b = (t.view(shape) for t in (norm.scale, norm.mean, norm.beta, bias))
-    constants = g * (a.abs() * (b.abs() + mean.abs()) + beta.abs())
-    largest = _largest(weight, bias, norm, z).view(-1, *[1] * (center.dim() - 1))
-    radius = _unless_overflow(a.abs() * spread + constants + UNDERFLOW * largest, largest)
-    return Interval(a * (center + b - mean) + beta, radius)
+    largest = _largest(weight, bias, norm, size).view(-1, *[1] * (center.dim() - 1))
+    constants = g * (a.abs() * (b.abs() + mean.abs()) + beta.abs()) + UNDERFLOW * largest  # image by channel
+    radius = torch.addcmul(_unless_overflow(constants, largest), spread, a.abs())
+    return Interval(torch.addcmul(a * (b - mean) + beta, center, a), radius)
 
 
-def _largest(weight: Tensor, bias: Tensor, norm: _Norm, z: Interval) -> Tensor:
+def _largest(weight: Tensor, bias: Tensor, norm: _Norm, size: Tensor) -> Tensor:
     """Per image, a bound of every intermediate value; 2^-120 of it also pays for all underflow on the way."""
-    reach = _magnitude(z).flatten(1).amax(1)
+    reach = size.flatten(1).amax(1)
     output = weight[0].numel() * (1 + reach) * (1 + weight.abs().max()) + bias.abs().max() + norm.mean.abs().max()
     return norm.size.max() * output + norm.beta.abs().max()
 
@@ -186,7 +187,7 @@ ROUNDED.update({op: rules.RULES[op] for op in COPIES})
 
 def _outward(z: Interval) -> Interval:
     """Room for the float64 rounding of c - r and c + r, where an edge may be far smaller than either."""
-    return Interval(z.center, z.radius + OWN * _magnitude(z))
+    return Interval(z.center, torch.add(z.radius, _magnitude(z), alpha=OWN))
 
 
 @rounded_rule(nn.ReLU)
@@ -298,7 +299,7 @@ def merged_margins(layer: Any, features: Interval, labels: Tensor) -> Tensor:
     scale = sizes.gather(1, labels.unsqueeze(1)) + sizes
     n = weight.shape[1]
     one = torch.ones_like(bias)
-    largest = _largest(weight, bias, _Norm(one, 0 * one, 0 * one, one), features).unsqueeze(1)
+    largest = _largest(weight, bias, _Norm(one, 0 * one, 0 * one, one), _magnitude(features)).unsqueeze(1)
     error = _unless_overflow((gamma(n + 2) + SCALE_SHARE) * scale + 2 * UNDERFLOW * largest, largest)
     margins: Tensor = exact_part - spread - error
     return margins.scatter(1, labels.unsqueeze(1), torch.inf)

@@ -16,7 +16,7 @@ from certtool import checkpoint
 from certtool.catalog import NO_AUGMENTATION
 from certtool.checkpoint import parameter_count
 from certtool.data import EpochPlan, Split, absolute_path, augment, hold_out, load_both, plan_epoch
-from certtool.device import fits
+from certtool.device import fits, in_layout
 from certtool.distributed import World
 from certtool.errors import CertToolError, Exit, Interrupted
 from certtool.evaluation import interval_accuracy
@@ -63,7 +63,7 @@ class Trainer:
         self.train, self.test = (split.to(device) if fits(split, device) else split for split in (train, test))
         self.layout = layout_for(recipe)
         model = build(recipe.model, train.facts, recipe.train.init, recipe.seed)
-        self.model: nn.Module = model.to(device).to(memory_format=self.layout).train()  # type: ignore[call-overload]
+        self.model = in_layout(model.to(device), self.layout).train()
         self.objective = objective_for(recipe, self.model, train.facts)
         self.schedule = Schedule(recipe, math.ceil(len(train) / recipe.data.batch_size))
         fused = device.type in ("cpu", "cuda")

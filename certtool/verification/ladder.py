@@ -19,6 +19,7 @@ from certtool.attack import AttackSettings, attack
 from certtool.bounds import Interval, graph_of, margin_bounds, propagate
 from certtool.bounds.lirpa import installed
 from certtool.bounds.rounding import has_rounded_rules, rounded_margins
+from certtool.device import in_layout
 from certtool.epsilon import Epsilon
 from certtool.errors import CertToolError, Exit, InputError, OutsideError
 from certtool.verification.images import Images
@@ -74,7 +75,8 @@ class Ladder:
             raise InputError("the network, or a part of it, is in training mode", "call `model.eval()` first")
         self.model, self.images, self.settings = model, images, settings
         self.progress, self.warn = progress, warn
-        self.graph = graph_of(model)
+        # Of a copy in channels_last, which convolutions like best. The network itself gives verdicts as it came.
+        self.graph = graph_of(in_layout(copy.deepcopy(model), torch.channels_last))
         self.labels = images.labels
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.arithmetic: Grade = settings.arithmetic

@@ -1,0 +1,139 @@
+"""Interval verification, clean verdict included, against auto_LiRPA's; the rigorous rung; the whole ladder.
+
+    CERTTOOL_DATA=... python benchmarks/verification.py
+
+Images are CIFAR-10's test set, the network has its initial weights: what is measured does not depend on either. All
+three take the same part of the images in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from measure import interleaved, machine, own_peak, say
+from torch import nn
+
+import certtool
+from certtool import recipe
+from certtool.bounds import ball, certified_mask
+from certtool.bounds.lirpa import _converted, _perturbed, auto_lirpa, margin_rows
+from certtool.catalog import DATASETS
+from certtool.data import Split, load_both
+from certtool.epsilon import Epsilon
+from certtool.models import build
+from certtool.verification.images import choose
+from certtool.verification.ladder import Ladder, LadderSettings
+
+EPS = Epsilon.parse("8/255")
+BATCH = 128
+
+
+def ours(model: nn.Module, split: Split, arithmetic: Any) -> Callable[[], None]:
+    settings = LadderSettings(method="ibp", arithmetic=arithmetic, attack=None, batch_size=BATCH)
+
+    def run() -> None:
+        Ladder(model, choose(split, None, None), settings).climb([EPS])
+
+    return run
+
+
+def interval_rung(model: nn.Module, split: Split, arithmetic: Any) -> Callable[[], None]:
+    """The rung alone, for all images whatever the clean verdict."""
+    settings = LadderSettings(method="ibp", arithmetic=arithmetic, attack=None, batch_size=BATCH)
+    ladder = Ladder(model, choose(split, None, None), settings)
+
+    def run() -> None:
+        for rows in torch.split(torch.arange(len(split)), BATCH):
+            ladder.interval_margins(rows, ladder.images.outer(rows, EPS.value).interval())
+
+    return run
+
+
+def theirs(model: nn.Module, split: Split) -> Callable[[], None]:
+    """The clean verdict and the interval margins, in batches of the same size; normalisation is done before."""
+    lirpa, model = auto_lirpa(), copy.deepcopy(model)
+    first = model.get_submodule("normalize")
+    model.set_submodule("normalize", nn.Identity())
+    bounded = _converted(lirpa, model, first(split.pixels(split.images[:2])), {"conv_mode": "patches"})
+    bounded.eval()
+
+    @torch.no_grad()
+    def run() -> None:
+        for rows in torch.split(torch.arange(len(split)), BATCH):
+            x, labels = split.pixels(split.images[rows]), split.labels[rows]
+            right = bounded(first(x)).argmax(1) == labels
+            box = ball(x, float(EPS))
+            inside = certtool.bounds.Interval.from_bounds(first(box.lower), first(box.upper))
+            others, matrix = margin_rows(labels, 10, x.dtype)
+            bound, _ = bounded.compute_bounds(
+                x=(_perturbed(lirpa, inside),), C=matrix, IBP=True, method=None, bound_upper=False
+            )
+            margins = torch.zeros(others.shape).masked_scatter(others, bound)
+            (certified_mask(margins, labels) & right).sum().item()
+
+    return run
+
+
+def compared(width: int, images: int, parts: int, test: Split) -> dict[str, Any]:
+    """Images a second, and ratios; `parts` parts of the images, each taken by all three in turn."""
+    model = build(recipe.load("cifar10_cnn7", [f"model.width={width}"]).model, DATASETS["cifar10"], "ibp", 0).eval()
+    part = test.first(images // parts)
+    found = interleaved(
+        {
+            "float32": ours(model, part, "float32"),
+            "auto_LiRPA": theirs(model, part),
+            "float32 rung": interval_rung(model, part, "float32"),
+            "rigorous rung": interval_rung(model, part, "rigorous"),
+        },
+        repeats=parts,
+        warm=1,
+    )
+    speeds = {name: len(part) / timing.wall for name, timing in found.items()}
+    say(f"  width {width}: " + ", ".join(f"{name} {speed:.0f} images/s" for name, speed in speeds.items()))
+    return {
+        "width": width,
+        "images": len(part) * parts,
+        "images_per_second": speeds,
+        "float32 / auto_LiRPA": speeds["float32"] / speeds["auto_LiRPA"],
+        "rigorous / float32": speeds["float32 rung"] / speeds["rigorous rung"],
+    }
+
+
+def ladder() -> dict[str, Any]:
+    """The zoo's digits model with every rung: seconds from the start of a rung to the start of the next."""
+    model = certtool.load("tiny_cnn7")
+    split = load_both(recipe.load("tiny_cnn7").data, None)[1]
+    began: dict[str, float] = {}
+    whole = time.perf_counter()
+
+    def note(rung: str, done: int, total: int) -> None:
+        began[rung] = time.perf_counter()
+
+    result = Ladder(
+        model.model, choose(split, None, None), LadderSettings(), preprocessing="normalize", progress=note
+    ).climb([Epsilon.parse("0.1")])[0]
+    certified = sum(image.verdict == "certified" for image in result.images)
+    seconds, last = {}, whole
+    for rung, moment in began.items():
+        seconds[rung], last = moment - last, moment
+    return {"model": "tiny_cnn7", "eps": "0.1", "images": len(split), "certified": certified,
+            "seconds": time.perf_counter() - whole, "rungs": seconds}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=10_000)
+    asked = parser.parse_args()
+    test = load_both(recipe.load("cifar10_cnn7").data, None)[1]
+    widths = [compared(16, asked.images, 10, test), compared(64, min(asked.images, 1000), 5, test)]
+    print(json.dumps({"intervals": widths, "ladder": ladder(), "peak_memory": own_peak(), "machine": machine()}))
+
+
+if __name__ == "__main__":
+    main()
