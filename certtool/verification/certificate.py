@@ -1,7 +1,7 @@
 """The certificate: what is claimed of which file on which images, image by image, so that anyone can check it again.
 
 Columns, not objects; witnesses in a safetensors file beside it. Its own sha256 finds damage, not forgery: whoever wants
-to know recomputes (recheck.py).
+to know recomputes (recheck/).
 """
 
 from __future__ import annotations
