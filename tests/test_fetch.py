@@ -24,8 +24,9 @@ from certtool.zoo import HubRef, parse_reference
 from certtool.zoo import download as download_module
 from certtool.zoo import hub as hub_module
 from certtool.zoo.cache import Cache, cache_folder
+from certtool.zoo.endpoint import Endpoint
 from certtool.zoo.fetch import fetch
-from certtool.zoo.hub import Endpoint, Unreachable
+from certtool.zoo.refusals import Unreachable
 from certtool.zoo.resolve import resolve
 
 REPO = "ada/net"
