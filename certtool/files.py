@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from certtool.errors import InputError, OutsideError
+from certtool.errors import CertToolError, InputError, OutsideError
 
 
 @contextlib.contextmanager
@@ -23,6 +23,15 @@ def disk_errors(path: Path, action: str = "write") -> Iterator[None]:
             f"cannot {action} `{path}`: {(error.strerror or str(error)).lower()}",
             "free some space or choose another folder",
         ) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path, kind: type[CertToolError] = OutsideError) -> Iterator[None]:
+    """A file that is not there or may not be read, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -18,8 +18,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from certtool.errors import InputError, OutsideError
-from certtool.files import read_regular_file
+from certtool.errors import InputError
+from certtool.files import read_regular_file, reading
+from certtool.json_text import no_duplicates
 from certtool.plain_text import plain
 
 KEY = "certtool"  # one metadata key: with two or more the order of bytes is not fixed
@@ -46,10 +47,8 @@ def encode(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
 
 def read(path: Path) -> SafeFile:
     """The file's content, or one sentence on why it cannot be what it should."""
-    try:
+    with reading(path):
         content = read_regular_file(path, SIZE_LIMIT)
-    except OSError as error:
-        raise OutsideError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
     header = _header(content, path)
     try:
         tensors = safetensors.torch.load(content)
@@ -87,13 +86,6 @@ def _header(content: bytes, path: Path) -> dict[str, Any]:
     if not isinstance(ours, dict):
         raise InputError(f"`{path}` has a damaged header: not an object", _HINT)
     return ours
-
-
-def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        raise ValueError("a name stands in it twice")
-    return dict(pairs)
 
 
 def _check_entries(entries: Mapping[str, Any], path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from conftest import ENVIRONMENT, Cli, small_settings
 
 import certtool
+from certtool.cli.app import COMMANDS
+from certtool.cli.lazy import command
 
 NO_TORCH = """
 import sys
@@ -36,6 +38,26 @@ def test_these_answer_without_torch(arguments: list[str]) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     assert result.stderr.splitlines()[-1].split()[:2] == ["False", "False"]
     assert result.stdout
+
+
+def test_the_help_of_the_whole_imports_no_command() -> None:
+    code = NO_TORCH.format(arguments=["--help"]) + "print(*sys.modules, file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    modules = result.stderr.split()
+    assert {name for name in modules if name.startswith("certtool.cli.")} == {"certtool.cli.app", "certtool.cli.lazy"}
+    assert "pydantic" not in modules  # typer asks it only for the values of options
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_line_of_the_help_is_the_commands_own(name: str) -> None:
+    assert (command(name).name, command(name).help) == (name, COMMANDS[name])
+
+
+def test_a_mistyped_command_is_suggested(cli: Cli) -> None:
+    result = cli("trian")
+    assert result.returncode == 2
+    assert "No such command 'trian'. Did you mean 'train'?" in result.stderr
 
 
 def test_a_wrong_recipe_is_told_without_torch() -> None:

@@ -24,8 +24,10 @@ from certtool.zoo import HubRef, parse_reference
 from certtool.zoo import download as download_module
 from certtool.zoo import hub as hub_module
 from certtool.zoo.cache import Cache, cache_folder
+from certtool.zoo.endpoint import Endpoint
 from certtool.zoo.fetch import fetch
-from certtool.zoo.hub import Endpoint, Unreachable
+from certtool.zoo.layout import read_manifest
+from certtool.zoo.refusals import Unreachable
 from certtool.zoo.resolve import resolve
 
 REPO = "ada/net"
@@ -376,6 +378,21 @@ def lying(files: dict[str, bytes], **change: object) -> dict[str, bytes]:
     manifest = json.loads(files["manifest.json"])
     manifest["files"]["model.safetensors"] |= change
     return files | {"manifest.json": json.dumps(manifest).encode()}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b'{"schema": "certtool.manifest/1", "files": {}, "files": {}}', "`manifest.json` is not JSON: a name stands"),
+     (b'{"schema": "certtool.manifest/2", "files": {}}', "`manifest.json` is not a manifest: schema: "),
+     (b"[" * 100_000, "`manifest.json` is not JSON: "), (None, "cannot read `.*manifest.json`: no such file")],
+    ids=["a name twice", "another schema", "nested without end", "not there"],
+)  # fmt: skip
+def test_a_manifest_that_cannot_be_one(content: bytes | None, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=reason):
+        read_manifest(file)
 
 
 def test_a_manifest_that_lies(hub: Hub, files: dict[str, bytes]) -> None:

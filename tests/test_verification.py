@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -403,6 +404,29 @@ def test_a_worker_that_is_killed_costs_its_batch() -> None:
         worker._process.kill()
         worker._process.join()
         assert worker.margins("CROWN", box, labels) == "memory"
+        assert not isinstance(worker.margins("CROWN", box, labels), str)
+    finally:
+        worker.close()
+
+
+@needs_lirpa
+@pytest.mark.parametrize("spare", [0, 2], ids=["no pipe", "no process"])
+def test_a_worker_that_cannot_start_says_so_and_can_be_closed(spare: int) -> None:
+    """A process that has as many files open as it may: the pipe takes two, the child needs more."""
+    task, box, labels = job()
+    worker, limits = Worker(task, 4 << 30, None), resource.getrlimit(resource.RLIMIT_NOFILE)  # type: ignore[arg-type]
+    free = [os.dup(0) for _ in range(spare + 1)]
+    for handle in free:
+        os.close(handle)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
+    try:
+        answer = worker.margins("CROWN", box, labels)
+        worker.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert answer == "engine"
+    assert worker.complaint == "its process cannot be started: too many open files"
+    try:
         assert not isinstance(worker.margins("CROWN", box, labels), str)
     finally:
         worker.close()

@@ -11,12 +11,25 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 import typer
 
-from certtool.cli import doctor, inspect, recipe, runs, train, verify, zoo
+from certtool.cli.lazy import LazyGroup, add_lazily
 from certtool.errors import CertToolError, Exit, translated
 from certtool.version import __version__
 
+COMMANDS = {
+    "train": "Train a network whose predictions can be proven robust."
+    " Ctrl-C saves; --resume goes on to the same result.",
+    "verify": "Prove how many test images keep their label under every perturbation of size EPS.",
+    "inspect": "Show per layer how bounds widen (difference gain, growth, width)"
+    " and which ReLUs are active, unstable or dead.",
+    "doctor": "Versions, engines, devices, data sets found, and how to get what is missing.",
+    "zoo": "Find, fetch, check and publish certified models.",
+    "recipe": "Find, read, check and copy recipes.",
+    "runs": "What has been trained here.",
+}
+
 app = typer.Typer(
     name="certtool",
+    cls=LazyGroup,
     help="Certified robust training: train, prove, inspect and share image classifiers.",
     epilog="Start with: certtool train tiny_cnn7",
     no_args_is_help=True,
@@ -24,13 +37,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", epilog=train.EXAMPLES)(train.train)
-app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
-app.command("inspect", epilog=inspect.EXAMPLES)(inspect.inspect)
-app.command("doctor")(doctor.doctor)
-app.add_typer(zoo.app, name="zoo")
-app.add_typer(recipe.app, name="recipe")
-app.add_typer(runs.app, name="runs")
+for _name, _line in COMMANDS.items():
+    add_lazily(app, _name, _line)
 
 
 def _version(asked: bool) -> None:

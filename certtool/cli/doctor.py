@@ -7,11 +7,15 @@ import platform
 from importlib import metadata
 from typing import Any
 
+import typer
+
 from certtool.cli.options import JsonOption
 
+app = typer.Typer(add_completion=False)
 PACKAGES = ("torch", "torchvision", "numpy", "safetensors", "pydantic", "typer", "rich", "huggingface_hub")
 
 
+@app.command()
 def doctor(json: JsonOption = False) -> None:
     """Versions, engines, devices, data sets found, and how to get what is missing."""
     from certtool.report.screen import Screen

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from certtool.recipe import Recipe
     from certtool.report.screen import Screen
 
+app = typer.Typer(add_completion=False)
 EXAMPLES = """Examples:
 
 certtool inspect runs/tiny_cnn7/latest --html why.html
@@ -29,6 +30,7 @@ certtool inspect recipe:tiny_cnn7 --init ibp --init xavier-uniform --plot widths
 certtool inspect                         (all initialisations, on recipe:tiny_cnn7)"""
 
 
+@app.command(epilog=EXAMPLES)
 def inspect(
     references: Annotated[
         list[str] | None,

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from certtool.recipe import Recipe
 
 app = typer.Typer(
+    name="recipe",
     help="Find, read, check and copy recipes.",
     no_args_is_help=True,
+    add_completion=False,
     epilog="Start with: certtool recipe list",
 )
 

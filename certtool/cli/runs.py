@@ -11,7 +11,7 @@ import typer
 from certtool.cli.options import JsonOption
 from certtool.errors import InputError
 
-app = typer.Typer(help="What has been trained here.", no_args_is_help=True)
+app = typer.Typer(name="runs", help="What has been trained here.", no_args_is_help=True, add_completion=False)
 
 
 @app.command("list", epilog="Example: certtool runs list runs/tiny_cnn7")

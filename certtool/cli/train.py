@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from certtool.recipe import Recipe
     from certtool.training import RunFailed
 
+app = typer.Typer(add_completion=False)
 EXAMPLES = """Examples:
 
 certtool train tiny_cnn7
@@ -35,6 +36,7 @@ MOST_SEEDS = 1000
 STUDY_HINT = "the same command goes on where it stopped: `{}`"
 
 
+@app.command(epilog=EXAMPLES)
 def train(
     recipes: Annotated[
         list[str] | None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from certtool.report.screen import Screen
     from certtool.verification import LadderSettings, VerifyReport
 
+app = typer.Typer(add_completion=False)
 EXAMPLES = """Examples:
 
 certtool verify runs/tiny_cnn7/latest
@@ -42,6 +43,7 @@ certtool verify model.safetensors --radius"""
 PROOF, ATTACK, LIMITS, OTHER = "What is proven", "Attack", "Limits", "Other questions"
 
 
+@app.command(epilog=EXAMPLES)
 def verify(
     model: ModelArgument,
     eps: EpsOption = None,

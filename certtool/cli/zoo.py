@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from certtool.zoo.layout import ModelFolder
 
 app = typer.Typer(
+    name="zoo",
     help="Find, fetch, check and publish certified models.",
     no_args_is_help=True,
+    add_completion=False,
     epilog="Start with: certtool zoo list",
 )
 SORTS = ("name", "dataset", "eps", "clean", "certified", "parameters")

@@ -1,7 +1,7 @@
 """The certificate: what is claimed of which file on which images, image by image, so that anyone can check it again.
 
 Columns, not objects; witnesses in a safetensors file beside it. Its own sha256 finds damage, not forgery: whoever wants
-to know recomputes (recheck.py).
+to know recomputes (recheck/).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal
 
 import safetensors.torch
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from certtool.errors import InputError, OutsideError
-from certtool.files import read_regular_file, write_atomically
-from certtool.plain_text import ONE_LINE, first_problem, plain
-from certtool.safefile import no_duplicates
+from certtool.errors import InputError
+from certtool.files import read_regular_file, reading, write_atomically
+from certtool.json_text import parsed
+from certtool.plain_text import ONE_LINE, plain
 from certtool.verification.verdicts import VERDICTS, EpsResult, Grade, Reason, Rung, Verdict
 from certtool.verification.verify import VerifyReport, versions
 
@@ -160,15 +160,10 @@ def _result(result: EpsResult) -> dict[str, Any]:
 
 def read_certificate(path: Path) -> Loaded:
     """Well-formed and undamaged, or an InputError that says where it is not."""
-    try:
-        document = json.loads(read_regular_file(path, LIMIT), object_pairs_hook=no_duplicates)
-        certificate = Certificate.model_validate(document)
-    except OSError as error:
-        raise OutsideError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
-    except ValidationError as error:
-        raise InputError(f"`{path}` is not a certificate: {first_problem(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"`{path}` is not JSON: {error}", "give a file that `--certificate` wrote") from None
+    with reading(path):
+        content = read_regular_file(path, LIMIT)
+    hint = "give a file that `--certificate` wrote"
+    document, certificate = parsed(content, Certificate, path, "a certificate", hint)
     if certificate.sha256 != digest(document):
         raise InputError(f"`{path}` is damaged: it does not have the sha256 it names")
     return Loaded(certificate, _witnesses(certificate, path))
@@ -179,10 +174,8 @@ def _witnesses(certificate: Certificate, path: Path) -> dict[tuple[int, int], Te
     if part is None:
         return {}
     file = path.with_name(part.file)
-    try:
+    with reading(file):
         content = read_regular_file(file, 20 * LIMIT)
-    except OSError as error:
-        raise OutsideError(f"cannot read `{file}`: {(error.strerror or str(error)).lower()}") from None
     if hashlib.sha256(content).hexdigest() != part.sha256:
         raise InputError(f"`{file}` does not have the sha256 that the certificate names")
     try:

@@ -60,6 +60,10 @@ class Worker:
             return "time"
         try:
             pipe = self._connected()
+        except OSError as error:  # the system has no process, or no more open files, to give
+            self.complaint = f"its process cannot be started: {(error.strerror or str(error)).lower()}"
+            return "engine"
+        try:
             pipe.send((method, box.center.numpy(), box.radius.numpy(), labels.numpy()))
             left = None if self.deadline is None else max(self.deadline - time.monotonic(), 0)
             if not pipe.poll(left):
@@ -94,11 +98,17 @@ class Worker:
     def _connected(self) -> Connection:
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")
-            self._pipe, theirs = context.Pipe()
+            ours, theirs = context.Pipe()
             arguments = (theirs, self.job, self.memory, torch.get_num_threads())
-            self._process = context.Process(target=_serve, args=arguments, daemon=True)
-            self._process.start()
-            theirs.close()
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            try:
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+            self._process, self._pipe = process, ours  # only now: what did not start can be neither killed nor joined
         return self._pipe
 
 

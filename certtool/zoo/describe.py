@@ -47,58 +47,52 @@ def record_of(
     sources: list[str],
     cost: Cost,
 ) -> Record:
-    """A certificate or header from elsewhere may say what no record can."""
+    """Refused where a certificate or header from elsewhere says what no record can."""
+    header = checkpoint.header
     try:
-        return _record(checkpoint, certificate, file, name, licence, sources, cost)
+        results = _results(certificate, header.eps)
+        return Record(
+            schema=1,
+            name=name,
+            summary=_summary(header.recipe, header.name),
+            licence=licence,
+            norm=header.norm,
+            eps=header.eps,
+            sources=sources,
+            model=ModelPart(
+                arch=header.arch.arch,
+                parameters=parameter_count(checkpoint.model),
+                sha256=checkpoint.sha256,
+                bytes=checkpoint.path.stat().st_size,
+            ),
+            recipe=RecipePart(name=header.name, seed=header.seed, set=_overrides(checkpoint)),
+            data=DataPart(
+                dataset=certificate.dataset.name, split=certificate.dataset.split, images=certificate.dataset.images
+            ),
+            certificate=CertificatePart(
+                file=f"certificates/{file.name}", sha256=file_digest(file), verifier=verifier(certificate)
+            ),
+            training=TrainingPart(
+                epochs=max(header.epochs, 1),
+                seconds=None if cost.seconds is None else round(cost.seconds, 1),
+                machine=cost.machine,
+            ),
+            results=results,
+        )
     except ValidationError as error:
         raise InputError(f"`{file}` and its model make no record: {first_problem(error)}") from None
 
 
-def _record(
-    checkpoint: Checkpoint,
-    certificate: Certificate,
-    file: Path,
-    name: str,
-    licence: str,
-    sources: list[str],
-    cost: Cost,
-) -> Record:
-    header = checkpoint.header
+def _results(certificate: Certificate, eps: str) -> list[Result]:
+    """In order of radius; the model's own must be among them."""
     results = [result_of(part) for part in certificate.results]
-    own = Epsilon.parse(header.eps).value
+    own = Epsilon.parse(eps).value
     if all(Epsilon.parse(result.eps).value != own for result in results):
         raise InputError(
-            f"the certificate says nothing of eps {header.eps}, the radius the model was trained for",
-            f"`certtool verify MODEL --eps {header.eps} --certificate FILE`",
+            f"the certificate says nothing of eps {eps}, the radius the model was trained for",
+            f"`certtool verify MODEL --eps {eps} --certificate FILE`",
         )
-    return Record(
-        schema=1,
-        name=name,
-        summary=_summary(header.recipe, header.name),
-        licence=licence,
-        norm=header.norm,
-        eps=header.eps,
-        sources=sources,
-        model=ModelPart(
-            arch=header.arch.arch,
-            parameters=parameter_count(checkpoint.model),
-            sha256=checkpoint.sha256,
-            bytes=checkpoint.path.stat().st_size,
-        ),
-        recipe=RecipePart(name=header.name, seed=header.seed, set=_overrides(checkpoint)),
-        data=DataPart(
-            dataset=certificate.dataset.name, split=certificate.dataset.split, images=certificate.dataset.images
-        ),
-        certificate=CertificatePart(
-            file=f"certificates/{file.name}", sha256=file_digest(file), verifier=verifier(certificate)
-        ),
-        training=TrainingPart(
-            epochs=max(header.epochs, 1),
-            seconds=None if cost.seconds is None else round(cost.seconds, 1),
-            machine=cost.machine,
-        ),
-        results=sorted(results, key=lambda result: Epsilon.parse(result.eps).value),
-    )
+    return sorted(results, key=lambda result: Epsilon.parse(result.eps).value)
 
 
 def result_of(part: ResultPart) -> Result:

@@ -15,7 +15,9 @@ from certtool.errors import OutsideError
 from certtool.files import disk_errors
 from certtool.plain_text import plain
 from certtool.zoo import hub
-from certtool.zoo.hub import Endpoint, Listing, RemoteFile
+from certtool.zoo.endpoint import Endpoint
+from certtool.zoo.listing import Listing, RemoteFile, checked_commit
+from certtool.zoo.refusals import status
 
 NOT_SATISFIABLE = 416
 PROGRESS = 1 << 14  # bytes: a server that breaks off sooner, again and again, is not worth its pauses
@@ -32,7 +34,7 @@ def download(listing: Listing, file: RemoteFile, target: Path, endpoint: Endpoin
         try:
             _append(url, token, listing, file, target, endpoint, progress)
         except (httpx2.TransportError, HfHubHTTPError) as error:
-            code = hub.status(error) if isinstance(error, HfHubHTTPError) else None
+            code = status(error) if isinstance(error, HfHubHTTPError) else None
             if code in (401, 403) and token is None and endpoint.token() is not None:
                 token = endpoint.token()  # a gated repository is listed for everybody, its files are not
                 continue
@@ -73,7 +75,7 @@ def _check_headers(response: httpx2.Response, listing: Listing, file: RemoteFile
     if etag is not None and not _PLAIN_ETAG.fullmatch(etag):
         raise OutsideError(f"the Hub answers for `{file.name}` with a strange ETag: `{plain(etag)}`")
     commit = response.headers.get("X-Repo-Commit")
-    if commit is not None and hub.checked_commit(commit) != listing.commit:
+    if commit is not None and checked_commit(commit) != listing.commit:
         raise OutsideError(f"asked for commit {listing.commit}, the Hub answered with {commit}")
     kind = response.headers.get("Content-Type", "")
     if kind.startswith("text/html"):

@@ -17,12 +17,13 @@ from certtool import checkpoint
 from certtool.errors import CertToolError, InputError, OutsideError
 from certtool.files import disk_errors
 from certtool.verification import read_certificate
-from certtool.zoo import hub
 from certtool.zoo.cache import Cache, cache_folder
 from certtool.zoo.download import download
-from certtool.zoo.hub import Endpoint, Listing, RemoteFile, Unreachable
+from certtool.zoo.endpoint import Endpoint
 from certtool.zoo.layout import MANIFEST, NEEDED, ModelFolder, check_folder, file_digest, read_manifest
+from certtool.zoo.listing import Listing, RemoteFile, listing
 from certtool.zoo.reference import HubRef
+from certtool.zoo.refusals import Unreachable, sentences
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -47,7 +48,7 @@ def fetch(ref: HubRef, progress: Progress = silent) -> Fetched:
     if ref.commit is not None and cache.model(ref.repo, ref.commit).is_dir():
         return Fetched(_cached(cache, ref.repo, ref.commit), ref)
     try:
-        found = hub.listing(ref, endpoint)
+        found = listing(ref, endpoint)
     except Unreachable as error:
         known = cache.known_commit(ref)
         if known is None or not cache.model(ref.repo, known).is_dir():
@@ -99,7 +100,7 @@ def retrieve(found: Listing, endpoint: Endpoint, folder: Path, progress: Progres
         done += count
         progress(min(done, total), total)
 
-    with hub.sentences(found.repo, endpoint):
+    with sentences(found.repo, endpoint):
         manifest_first = sorted(found.files, key=lambda file: (file.name != MANIFEST, file.size))
         for file in manifest_first:
             _retrieve_file(found, file, folder, endpoint, arrived)

@@ -7,13 +7,13 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from certtool.errors import InputError
-from certtool.files import read_regular_file
-from certtool.plain_text import first_problem
+from certtool.files import read_regular_file, reading
+from certtool.json_text import parsed
 from certtool.zoo.reference import CERTIFICATE
 
 MODEL, CONFIG, RECIPE, CARD, MANIFEST = "model.safetensors", "config.json", "recipe.toml", "README.md", "manifest.json"
@@ -79,15 +79,9 @@ def file_digest(path: Path) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    try:
-        document: Any = json.loads(read_regular_file(path, _SMALL))
-        manifest = Manifest.model_validate(document)
-    except OSError as error:
-        raise InputError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from None
-    except ValidationError as error:
-        raise InputError(f"`{path.name}` is not a manifest: {first_problem(error)}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"`{path.name}` is not JSON: {error}") from None
+    with reading(path, InputError):  # a folder without it is not what the user, or the Hub, says it is
+        content = read_regular_file(path, _SMALL)
+    _, manifest = parsed(content, Manifest, path.name, "a manifest")
     strange = [name for name in manifest.files if not check_name(name) or name == MANIFEST]
     if strange:
         raise InputError(f"the manifest names {ascii(strange[0])[:80]}, which is not part of a certtool model")

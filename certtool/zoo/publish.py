@@ -23,11 +23,13 @@ from certtool.verification.recheck import Recheck, recheck
 from certtool.zoo import hub
 from certtool.zoo.card import card
 from certtool.zoo.describe import Cost, record_of
+from certtool.zoo.endpoint import LOGIN, Endpoint, token_stays_home
 from certtool.zoo.fetch import retrieve
-from certtool.zoo.hub import Endpoint
 from certtool.zoo.layout import CARD, PICTURE, check_name, digest
+from certtool.zoo.listing import checked_commit, listing
 from certtool.zoo.records import Record, render
 from certtool.zoo.reference import COMMIT, HubRef, parse_repo
+from certtool.zoo.refusals import sentences
 from certtool.zoo.staging import Staged, certificate_of, stage
 
 
@@ -128,11 +130,11 @@ def publish(plan: Plan, *, bars: bool = False) -> Published:
     endpoint = Endpoint.from_environment()
     token = endpoint.token()
     if token is None:
-        raise OutsideError(f"publishing on {endpoint.url} needs a token", hub.LOGIN)
+        raise OutsideError(f"publishing on {endpoint.url} needs a token", LOGIN)
     if not bars:
         disable_progress_bars()
     api = endpoint.api(token)
-    with hub.sentences(plan.repo, endpoint), hub.token_stays_home(endpoint):
+    with sentences(plan.repo, endpoint), token_stays_home(endpoint):
         hub.patiently(api.whoami)
         parent, present = _head(api, plan)
         commit = _commit(api, plan, parent, present)
@@ -153,7 +155,7 @@ def _head(api: HfApi, plan: Plan) -> tuple[str, list[str]]:
         info = hub.patiently(lambda: api.model_info(plan.repo, timeout=hub.TIMEOUT))
     if plan.private and not info.private:
         raise OutsideError(f"{plan.repo} exists and is public", "leave out `--private`, or choose another name")
-    return hub.checked_commit(info.sha), [sibling.rfilename for sibling in info.siblings or []]
+    return checked_commit(info.sha), [sibling.rfilename for sibling in info.siblings or []]
 
 
 def _commit(api: HfApi, plan: Plan, parent: str, present: list[str]) -> str:
@@ -179,17 +181,17 @@ def _commit(api: HfApi, plan: Plan, parent: str, present: list[str]) -> str:
             raise
         raise OutsideError(f"the Hub does not take the model card: {plain(str(error))}") from None
     except httpx2.TransportError:  # the answer was lost, perhaps not the commit; reading back will tell
-        head = hub.checked_commit(hub.patiently(lambda: api.model_info(plan.repo, timeout=hub.TIMEOUT)).sha)
+        head = checked_commit(hub.patiently(lambda: api.model_info(plan.repo, timeout=hub.TIMEOUT)).sha)
         if head == parent:
             raise
         return head
-    return hub.checked_commit(done.oid)
+    return checked_commit(done.oid)
 
 
 def _read_back(plan: Plan, ref: HubRef, endpoint: Endpoint) -> None:
     """What anybody would fetch is what was meant to be published, byte for byte."""
     with tempfile.TemporaryDirectory(prefix="certtool-") as folder:
-        found = hub.listing(ref, endpoint)
+        found = listing(ref, endpoint)
         got = retrieve(found, endpoint, Path(folder) / "back")
         for name, content in plan.staged.files.items():
             if (got.path / name).read_bytes() != content:

@@ -8,8 +8,9 @@ from typing import Any
 from certtool.plain_text import plain
 from certtool.zoo import hub
 from certtool.zoo.card import TAGS
-from certtool.zoo.hub import Endpoint
+from certtool.zoo.endpoint import Endpoint
 from certtool.zoo.reference import COMMIT
+from certtool.zoo.refusals import sentences, understood
 
 MOST = 200
 
@@ -33,9 +34,9 @@ def remote_models(*, dataset: str | None = None, eps: str | None = None) -> list
     endpoint = Endpoint.from_environment()
     wanted = [TAGS[0], *([f"dataset:{dataset}"] if dataset else []), *([f"eps:{eps}"] if eps else [])]
     question: dict[str, str | list[str]] = {"filter": wanted, "limit": str(MOST), "sort": "downloads", "full": "true"}
-    with hub.sentences(TAGS[0], endpoint):
+    with sentences(TAGS[0], endpoint):
         found = hub.patiently(lambda: hub.ask("models", endpoint, None, question))
-        models = hub.understood(lambda: [_remote(info) for info in found[:MOST]])
+        models = understood(lambda: [_remote(info) for info in found[:MOST]])
     return sorted(models, key=lambda model: -model.downloads)
 
 
