@@ -62,9 +62,8 @@ def main() -> None:
         interval_accuracy(trainer.model, trainer.test, float(wanted.threat.eps))
         evaluation = time.perf_counter() - began
     arithmetic = steps.seconds - batches.seconds
-    say(
-        f"  epoch {seconds:.1f} s, arithmetic {arithmetic:.1f} s, batches {batches.seconds:.1f} s, test {evaluation:.1f} s"
-    )
+    parts = f"arithmetic {arithmetic:.1f} s, batches {batches.seconds:.1f} s"
+    say(f"  epoch {seconds:.1f} s: {parts}; test set {evaluation:.1f} s")
     document = {
         "recipe": "mnist_cnn7",
         "settings": SETTINGS,

@@ -142,6 +142,8 @@ def introduction(event: Started) -> list[str]:
         f"{eps}, seed {recipe.seed}, {event.device}",
         f"run folder {event.folder}",
     ]
+    if recipe.train.compile == "on":
+        lines.append("compiled: the first step of each phase takes up to a minute longer")
     if event.first_step > 0:
         total = recipe.train.epochs * event.steps_per_epoch
         lines.append(f"resumed after step {event.first_step} of {total}")
