@@ -154,19 +154,19 @@ def test_show_has_layers_and_the_command(cli: Cli) -> None:
     assert "did you mean `tiny_cnn7`" in cli("zoo", "show", "tiny_cnn").stderr
 
 
-def test_a_zoo_name_works_where_a_model_does_without_any_network(process: Cli) -> None:
+def test_a_zoo_name_works_where_a_model_does_without_any_network(cli: Cli, process: Cli) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
-    for name in ("tiny_cnn7", "zoo:tiny_cnn7"):
-        done = process("verify", name, "--method", "ibp", "--no-attack", "--json", **nowhere)
+    for name, run in (("tiny_cnn7", process), ("zoo:tiny_cnn7", cli)):
+        done = run("verify", name, "--method", "ibp", "--no-attack", "--json", **nowhere)
         result = json.loads(done.stdout)["results"][0]
         assert result["certified_rigorous"] == pytest.approx(
             find_record("tiny_cnn7").headline.certified_rigorous, abs=0.01
         )
-    assert process("inspect", "zoo:tiny_cnn7", "--images", "20", **nowhere).returncode == 0
-    refused = process("inspect", "tiny_cnn7")
+    assert cli("inspect", "zoo:tiny_cnn7", "--images", "20", **nowhere).returncode == 0
+    refused = cli("inspect", "tiny_cnn7")
     assert refused.returncode == 2
     assert "`recipe:tiny_cnn7` or `zoo:tiny_cnn7`" in refused.stderr
-    assert process("verify", "tiny_cnn8").returncode == 2
+    assert cli("verify", "tiny_cnn8").returncode == 2
 
 
 # --- check
@@ -216,15 +216,15 @@ def test_sources_are_tried_in_order(hub: Hub) -> None:
 
 
 def test_publish_fetch_verify_the_same_count(
-    writer: Hub, robust_run: Path, proof: Path, process: Cli, tmp_path: Path
+    writer: Hub, robust_run: Path, proof: Path, cli: Cli, process: Cli, tmp_path: Path
 ) -> None:
     """The whole journey on the command line."""
     environment = writer.environment(tmp_path / "home", WRITE) | {"CERTTOOL_CACHE": str(tmp_path / "cache")}
     command = ["zoo", "publish", robust_run, "--repo", REPO, "--certificate", proof, "--tag", "v1"]
-    dry = process(*command, "--dry-run", **environment)
+    dry = cli(*command, "--dry-run", **environment)
     assert dry.returncode == 0, dry.stderr
     assert not writer.requests
-    asked = process(*command, **environment)
+    asked = cli(*command, **environment)
     assert asked.returncode == 2
     assert "--yes" in asked.stderr
     assert REPO not in writer.repos
@@ -242,15 +242,13 @@ def test_publish_fetch_verify_the_same_count(
     options = ("--method", "ibp", "--images", "60", "--no-attack", "--json")
     counts = []
     for model in (robust_run, f"hf://{REPO}@v1"):
-        report = json.loads(process("verify", model, *options, **environment).stdout)
+        report = json.loads(cli("verify", model, *options, **environment).stdout)
         counts.append(report["results"][0]["counts"]["certified"])
     assert counts[0] == counts[1] == round(record.headline.certified_rigorous * 60)
 
-    listed = json.loads(process("zoo", "list", "--remote", "--eps", "0.05", "--json", **environment).stdout)["models"]
+    listed = json.loads(cli("zoo", "list", "--remote", "--eps", "0.05", "--json", **environment).stdout)["models"]
     assert [(model["repo"], model["dataset"], model["eps"]) for model in listed] == [(REPO, "digits", ["0.02", "0.05"])]
-    assert (
-        json.loads(process("zoo", "list", "--remote", "--eps", "0.3", "--json", **environment).stdout)["models"] == []
-    )
+    assert json.loads(cli("zoo", "list", "--remote", "--eps", "0.3", "--json", **environment).stdout)["models"] == []
 
 
 def test_the_card_is_what_the_hub_understands(writer: Hub, prepared: Callable[..., Plan]) -> None:
