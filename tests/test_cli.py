@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ENVIRONMENT, Cli, small_settings
 
 import certtool
@@ -104,8 +108,6 @@ def test_verify_agrees_with_the_last_epoch(small_run: Path, cli: Cli) -> None:
 
 
 def test_verify_equals_an_independent_recount(robust_run: Path) -> None:
-    import torch
-
     from certtool.data import load_split
 
     loaded, split = certtool.load(robust_run), load_split("digits", "test")
@@ -205,8 +207,10 @@ def test_train_as_json_lines_and_quietly(cli: Cli, tmp_path: Path) -> None:
     assert quiet.stderr == ""
 
 
-def test_in_a_pipe_a_line_an_epoch_and_the_commands_to_paste(cli: Cli, tmp_path: Path) -> None:
-    result = cli("train", "tiny_cnn7", "--out", "a", *small_settings(train__epochs=2, train__warmup__epochs=1))
+def test_in_a_pipe_a_line_an_epoch_and_the_commands_to_paste(process: Cli, tmp_path: Path) -> None:
+    """A network that has learnt next to nothing: where the label is wrong, verify has nothing to prove."""
+    little = small_settings(train__epochs=2, train__warmup__epochs=1, train__lr=1e-6)
+    result = process("train", "tiny_cnn7", "--out", "a", *little)
     assert result.returncode == 0
     assert "1/2" in result.stderr
     assert "2/2" in result.stderr
@@ -215,7 +219,40 @@ def test_in_a_pipe_a_line_an_epoch_and_the_commands_to_paste(cli: Cli, tmp_path:
     assert all(len(line) <= 80 for line in result.stderr.splitlines())
     verify = next(line.strip() for line in result.stderr.splitlines() if "certtool verify" in line)
     assert verify == "certtool verify a/model.safetensors --eps 0.1"
-    assert cli(*verify.split()[1:]).returncode == 0
+    assert process(*verify.split()[1:]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["train", "--nonsense"], ["recipe", "check", "tiny_cnn7", "--set", "model.widht=3"], ["runs", "compare"],
+     ["verify", "RUN", "--eps", "8", "--json"], ["inspect", "RUN", "--images", "20"], ["zoo", "show", "tiny_cnn7"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_inside_this_process_is_the_command(
+    arguments: list[str], small_run: Path, cli: Cli, process: Cli
+) -> None:
+    """Most tests run commands where they are themselves; what they see has to be what a user sees."""
+    words = [str(small_run) if word == "RUN" else word for word in arguments]
+    inside, alone = cli(*words), process(*words)
+    assert (inside.returncode, inside.stdout, inside.stderr) == (alone.returncode, alone.stdout, alone.stderr)
+
+
+def test_a_command_inside_this_process_leaves_nothing_behind(cli: Cli, tmp_path: Path) -> None:
+    def state() -> tuple[object, ...]:
+        return (
+            (dict(os.environ), os.getcwd(), list(sys.argv)),
+            (sys.stdout, sys.stderr, sys.modules["__main__"], list(logging.getLogger().handlers)),
+            [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+            (torch.get_num_threads(), torch.random.get_rng_state().tolist()),
+        )
+
+    before = state()
+    one = small_settings(train__epochs=1, train__warmup__start=1, train__warmup__epochs=1, data__batch_size=512)
+    done = cli("train", "tiny_cnn7", "--quiet", *one, CERTTOOL_CACHE="elsewhere")
+    assert done.returncode == 0, done.stderr
+    assert cli("train", "nobody").returncode == 2
+    assert state() == before
+    assert (tmp_path / "runs" / "tiny_cnn7").is_dir()
 
 
 def test_a_reader_that_leaves_is_no_error(small_run: Path) -> None:

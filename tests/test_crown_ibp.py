@@ -402,10 +402,11 @@ def test_a_missing_engine_is_told_before_anything_is_written(monkeypatch: pytest
 @needs_lirpa
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_run_trains_and_its_seed_decides_the_bytes(fused: bool, cli: Cli, tmp_path: Path) -> None:
+def test_a_run_trains_and_its_seed_decides_the_bytes(fused: bool, cli: Cli, process: Cli, tmp_path: Path) -> None:
+    """In new processes: auto_LiRPA warns when it is imported, and here it may have been long ago."""
     settings = [*CROWN, "--set", f"train.loss_fusion={str(fused).lower()}"]
     for name in ("one", "two"):
-        result = cli("train", "tiny_cnn7", "--out", name, *settings)
+        result = process("train", "tiny_cnn7", "--out", name, *settings)
         assert result.returncode == 0, result.stderr
         assert "Warning" not in result.stderr
     first = (tmp_path / "one" / "model.safetensors").read_bytes()

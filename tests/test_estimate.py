@@ -9,8 +9,8 @@ import pytest
 from conftest import Cli, small_settings
 
 
-def test_it_says_what_a_run_would_take_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
-    done = cli("train", "tiny_cnn7", "--dry-run", "--json", *small_settings())
+def test_it_says_what_a_run_would_take_and_writes_nothing(cli: Cli, process: Cli, tmp_path: Path) -> None:
+    done = process("train", "tiny_cnn7", "--dry-run", "--json", *small_settings())
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == "certtool.estimate/1"

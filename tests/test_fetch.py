@@ -235,10 +235,14 @@ def test_a_server_that_gives_and_takes(hub: Hub, files: dict[str, bytes], monkey
     assert len([seen for seen in hub.requests if seen.path.endswith("model.safetensors")]) < 10
 
 
-def test_a_warning_of_the_hub_steers_no_terminal(hub: Hub, files: dict[str, bytes], cli: Cli, tmp_path: Path) -> None:
+def test_a_warning_of_the_hub_steers_no_terminal(
+    hub: Hub, files: dict[str, bytes], process: Cli, tmp_path: Path
+) -> None:
     hub.add_repo(REPO, files)
     hub.faults["GET *"] = Header("X-HF-Warning", "topic; \x1b[2Jfake")
-    done = cli("zoo", "fetch", f"hf://{REPO}", **hub.environment(tmp_path / "home"), CERTTOOL_CACHE=str(tmp_path / "c"))
+    done = process(
+        "zoo", "fetch", f"hf://{REPO}", **hub.environment(tmp_path / "home"), CERTTOOL_CACHE=str(tmp_path / "c")
+    )
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr
 

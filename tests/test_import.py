@@ -56,11 +56,11 @@ def sets(arch: str) -> list[str]:
     "arch", ["cnn7", *(pytest.param(a, marks=pytest.mark.slow) for a in ("wide_resnet", "resnext"))]
 )
 @pytest.mark.parametrize("wrap", [pytest.param("plain", marks=pytest.mark.slow), "module. and state_dict"])
-def test_the_same_function(arch: str, wrap: str, cli: Cli, tmp_path: Path) -> None:
+def test_the_same_function(arch: str, wrap: str, cli: Cli, process: Cli, tmp_path: Path) -> None:
     model = network(arch)
     state: object = state_of(model, arch, "" if wrap == "plain" else "module.")
     torch.save(state if wrap == "plain" else {"state_dict": state, "epoch": 70}, tmp_path / "theirs.pth")
-    done = cli("zoo", "import", "theirs.pth", "--arch", arch, "--dataset", "mnist", *sets(arch), "--eps", "0.3")
+    done = process("zoo", "import", "theirs.pth", "--arch", arch, "--dataset", "mnist", *sets(arch), "--eps", "0.3")
     assert done.returncode == 0, done.stderr
     ours = checkpoint.load(tmp_path / "theirs.safetensors")
     assert (ours.header.method, ours.header.eps) == ("imported", "0.3")

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ENVIRONMENT, Cli
+from conftest import Cli, certtool_in, once
 from PIL import Image
 
 import certtool
@@ -98,31 +96,32 @@ def make_npz(path: Path, **changes: Any) -> Path:
     return path
 
 
-def train(place: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+def train(place: Path, *settings: str) -> None:
     (place / "mine.toml").write_text(RECIPE)
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "certtool", "train", "mine.toml", "--out", "run", *options]
-    return subprocess.run(command, cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    certtool_in(place, "train", "mine.toml", "--out", "run", *options)
 
 
 @pytest.fixture(scope="module")
 def folder_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with pictures, and the run that was trained on them."""
-    place = tmp_path_factory.mktemp("own")
-    make_folder(place / "photos")
-    done = train(place)
-    assert done.returncode == 0, done.stderr
-    return place
+
+    def build(place: Path) -> None:
+        make_folder(place / "photos")
+        train(place)
+
+    return once(tmp_path_factory, "own_folder", build)
 
 
 @pytest.fixture(scope="module")
 def npz_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with an .npz file of floats."""
-    place = tmp_path_factory.mktemp("own")
-    make_npz(place / "mine.npz", classes=np.array(CLASSES))
-    done = train(place, "data.dataset=npz", "data.path=mine.npz")
-    assert done.returncode == 0, done.stderr
-    return place
+
+    def build(place: Path) -> None:
+        make_npz(place / "mine.npz", classes=np.array(CLASSES))
+        train(place, "data.dataset=npz", "data.path=mine.npz")
+
+    return once(tmp_path_factory, "own_npz", build)
 
 
 # --- from the files to a certificate ---------------------------------------------------------------------------------

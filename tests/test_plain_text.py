@@ -86,10 +86,10 @@ def test_hostile_text_is_refused_without_being_shown(hub: Hub, case: str) -> Non
     assert str(caught.value).isprintable()
 
 
-def test_a_certificate_s_own_claim_is_told_in_one_line(hub: Hub, cli: Cli, tmp_path: Path) -> None:
+def test_a_certificate_s_own_claim_is_told_in_one_line(hub: Hub, process: Cli, tmp_path: Path) -> None:
     hub.add_repo("ada/net", altered(certificate=lambda d: d.update(claim=f"{HOSTILE}\nthe certificate holds")))
     environment = hub.environment(tmp_path / "home") | {"CERTTOOL_CACHE": str(tmp_path / "cache")}
-    done = cli("zoo", "fetch", "hf://ada/net", "--sample", "1", **environment)
+    done = process("zoo", "fetch", "hf://ada/net", "--sample", "1", **environment)
     assert done.returncode == 1, done.stderr
     assert "\x1b" not in done.stdout
     assert "the certificate holds" not in done.stdout.splitlines()

@@ -74,7 +74,7 @@ def test_the_seed_decides_the_bytes(small_run: Path, cli: Cli, tmp_path: Path) -
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != expected
 
 
-def test_killed_three_times_a_run_ends_with_the_same_bytes(small_run: Path, tmp_path: Path) -> None:
+def test_killed_three_times_a_run_ends_with_the_same_bytes(small_run: Path, cli: Cli, tmp_path: Path) -> None:
     """SIGKILL at random moments: while importing, in an epoch, between two."""
     folder, draw = tmp_path / "killed", random.Random()
     moments = sorted(draw.uniform(0.0, 5.5) for _ in range(3))
@@ -86,9 +86,8 @@ def test_killed_three_times_a_run_ends_with_the_same_bytes(small_run: Path, tmp_
         time.sleep((moment % 1) * 0.3)
         process.kill()
         process.communicate()
-    process = start(folder, "--resume", str(folder))
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    resumed = cli("train", "--resume", folder)
+    assert resumed.returncode == 0, resumed.stderr
     assert (folder / "model.safetensors").read_bytes() == (small_run / "model.safetensors").read_bytes(), moments
     assert epochs_done(folder) == 6
     figures = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -98,7 +97,9 @@ def test_killed_three_times_a_run_ends_with_the_same_bytes(small_run: Path, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, small_run: Path, tmp_path: Path) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals, small_run: Path, cli: Cli, tmp_path: Path
+) -> None:
     folder = tmp_path / "stopped"
     process = start(folder, "tiny_cnn7", "--out", str(folder), *small_settings())
     wait_for(lambda: epochs_done(folder) >= 2, process)
@@ -109,10 +110,9 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, small_run:
     assert f"certtool train --resume {folder}" in err
     with pytest.raises(InputError, match="has not finished"):
         certtool.load(folder)
-    process = start(folder, "--resume", str(folder))
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "resumed after step" in err
+    resumed = cli("train", "--resume", folder)
+    assert resumed.returncode == 0
+    assert "resumed after step" in resumed.stderr
     assert (folder / "model.safetensors").read_bytes() == (small_run / "model.safetensors").read_bytes()
 
 

@@ -457,7 +457,7 @@ def test_too_little_memory_is_unknown_memory() -> None:
 
 
 def test_without_auto_lirpa_auto_goes_on_and_crown_says_how_to_install(
-    robust_run: Path, cli: Cli, tmp_path: Path
+    robust_run: Path, process: Cli, tmp_path: Path
 ) -> None:
     """A process that cannot see the package: its metadata is hidden."""
     hidden = tmp_path / "sitecustomize.py"
@@ -466,10 +466,11 @@ def test_without_auto_lirpa_auto_goes_on_and_crown_says_how_to_install(
         "    if name == 'auto_LiRPA':\n        raise m.PackageNotFoundError(name)\n    return original(name)\n"
         "m.version = version\n"
     )
-    going_on = cli("verify", robust_run, "--images", "5", "--no-attack", PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join([str(tmp_path), ENVIRONMENT.get("PYTHONPATH", "")])
+    going_on = process("verify", robust_run, "--images", "5", "--no-attack", PYTHONPATH=path)
     assert going_on.returncode == 0
     assert "going on without linear relaxations" in going_on.stderr
-    explicit = cli("verify", robust_run, "--images", "5", "--method", "crown", PYTHONPATH=str(tmp_path))
+    explicit = process("verify", robust_run, "--images", "5", "--method", "crown", PYTHONPATH=path)
     assert explicit.returncode == 3
     assert "pip install --no-deps auto_LiRPA==0.3" in explicit.stderr
 

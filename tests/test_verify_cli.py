@@ -19,8 +19,8 @@ from certtool.data import load_split
 QUICK = ("--method", "ibp", "--attack-steps", "5", "--restarts", "1")
 
 
-def test_the_report_reads_in_a_pipe(robust_run: Path, cli: Cli) -> None:
-    result = cli("verify", robust_run, "--eps", "0.05", "--eps", "1/100", "--images", "40", *QUICK)
+def test_the_report_reads_in_a_pipe(robust_run: Path, process: Cli) -> None:
+    result = process("verify", robust_run, "--eps", "0.05", "--eps", "1/100", "--images", "40", *QUICK)
     assert result.returncode == 0
     assert result.stdout.isascii()
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
@@ -175,8 +175,8 @@ def test_bad_input(arguments: list[str], code: int, words: str, robust_run: Path
     assert "Traceback" not in result.stderr
 
 
-def test_doctor(cli: Cli) -> None:
-    document = json.loads(cli("doctor", "--json").stdout)
+def test_doctor(cli: Cli, process: Cli) -> None:
+    document = json.loads(process("doctor", "--json").stdout)
     assert document["versions"].keys() >= {"certtool", "torch", "safetensors"}
     assert document["data sets"]["digits"] == "embedded"
     assert "auto_LiRPA" in document["engines"]["relaxations"] or document["missing"]

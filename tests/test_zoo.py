@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,9 +35,9 @@ PICTURE = b"\x89PNG\r\n\x1a\n not really"
 
 @pytest.fixture
 def prepared(robust_run: Path, proof: Path) -> Callable[..., Plan]:
-    def prepare(**options: Any) -> Plan:
+    def prepare(run: Path = robust_run, **options: Any) -> Plan:
         settings = {"repo": REPO, "private": False, "tag": None, "licence": "apache-2.0", "cost": Cost()} | options
-        return plan(checkpoint.load(robust_run), [proof], (), picture=lambda record: PICTURE, **settings)
+        return plan(checkpoint.load(run), [proof], (), picture=lambda record: PICTURE, **settings)
 
     return prepare
 
@@ -153,10 +154,10 @@ def test_show_has_layers_and_the_command(cli: Cli) -> None:
     assert "did you mean `tiny_cnn7`" in cli("zoo", "show", "tiny_cnn").stderr
 
 
-def test_a_zoo_name_works_where_a_model_does_without_any_network(cli: Cli) -> None:
+def test_a_zoo_name_works_where_a_model_does_without_any_network(cli: Cli, process: Cli) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
-    for name in ("tiny_cnn7", "zoo:tiny_cnn7"):
-        done = cli("verify", name, "--method", "ibp", "--no-attack", "--json", **nowhere)
+    for name, run in (("tiny_cnn7", process), ("zoo:tiny_cnn7", cli)):
+        done = run("verify", name, "--method", "ibp", "--no-attack", "--json", **nowhere)
         result = json.loads(done.stdout)["results"][0]
         assert result["certified_rigorous"] == pytest.approx(
             find_record("tiny_cnn7").headline.certified_rigorous, abs=0.01
@@ -215,7 +216,7 @@ def test_sources_are_tried_in_order(hub: Hub) -> None:
 
 
 def test_publish_fetch_verify_the_same_count(
-    writer: Hub, robust_run: Path, proof: Path, cli: Cli, tmp_path: Path
+    writer: Hub, robust_run: Path, proof: Path, cli: Cli, process: Cli, tmp_path: Path
 ) -> None:
     """The whole journey on the command line."""
     environment = writer.environment(tmp_path / "home", WRITE) | {"CERTTOOL_CACHE": str(tmp_path / "cache")}
@@ -227,14 +228,14 @@ def test_publish_fetch_verify_the_same_count(
     assert asked.returncode == 2
     assert "--yes" in asked.stderr
     assert REPO not in writer.repos
-    done = cli(*command, "--yes", "--json", **environment)
+    done = process(*command, "--yes", "--json", **environment)
     assert done.returncode == 0, done.stderr + done.stdout
     document = json.loads(done.stdout)
     record = Record.model_validate(tomllib.loads(document["record"]))
     assert record.sources == [document["ref"]]
     assert writer.repos[REPO].tags["v1"] == document["ref"].split("@")[1]
 
-    fetched = cli("zoo", "fetch", f"hf://{REPO}@v1", "--sample", "5", "--out", "here", **environment)
+    fetched = process("zoo", "fetch", f"hf://{REPO}@v1", "--sample", "5", "--out", "here", **environment)
     assert fetched.returncode == 0, fetched.stderr
     assert "the certificate holds" in fetched.stdout
     assert (tmp_path / "here" / "model.safetensors").read_bytes() == (robust_run / "model.safetensors").read_bytes()
@@ -270,12 +271,12 @@ def test_the_card_is_what_the_hub_understands(writer: Hub, prepared: Callable[..
     assert writer.files(REPO)["certified.png"] == PICTURE
 
 
-def test_only_what_is_staged_is_published(writer: Hub, prepared: Callable[..., Plan], robust_run: Path) -> None:
-    (robust_run / ".env").write_text("SECRET=1")
-    try:
-        publish(prepared())
-    finally:
-        (robust_run / ".env").unlink()
+def test_only_what_is_staged_is_published(
+    writer: Hub, prepared: Callable[..., Plan], robust_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(robust_run, tmp_path / "run")
+    (run / ".env").write_text("SECRET=1")
+    publish(prepared(run=run))
     names = set(writer.files(REPO)) - {".gitattributes"}
     assert names == {
         "README.md", "certified.png", "certificates/proof.json", "certificates/proof.witnesses.safetensors",
@@ -416,16 +417,16 @@ def test_a_certificate_of_another_radius_makes_no_record(robust_run: Path, proof
         record_of(checkpoint.load(robust_run), other, proof, name="x", licence="mit", sources=["zoo"], cost=Cost())
 
 
-def test_remote_text_cannot_steer_the_terminal(hub: Hub, files: dict[str, bytes], cli: Cli, tmp_path: Path) -> None:
+def test_remote_text_cannot_steer_the_terminal(hub: Hub, files: dict[str, bytes], process: Cli, tmp_path: Path) -> None:
     hub.add_repo("ada/net", {**files}, tags=["certtool", "dataset:\x1b[2Jdigits", "eps:[bold]0.1[/bold]"])
-    done = cli("zoo", "list", "--remote", **hub.environment(tmp_path / "home"))
+    done = process("zoo", "list", "--remote", **hub.environment(tmp_path / "home"))
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "[bold]0.1[/bold]" in done.stdout
 
 
-def test_an_unreachable_hub_is_exit_3(cli: Cli) -> None:
-    done = cli("zoo", "fetch", "hf://ada/net", HF_ENDPOINT="http://127.0.0.1:9", NO_PROXY="127.0.0.1")
+def test_an_unreachable_hub_is_exit_3(process: Cli) -> None:
+    done = process("zoo", "fetch", "hf://ada/net", HF_ENDPOINT="http://127.0.0.1:9", NO_PROXY="127.0.0.1")
     assert done.returncode == 3
     assert "cannot reach http://127.0.0.1:9" in done.stderr
     assert "hint: check the network" in done.stderr
