@@ -22,10 +22,11 @@ from certtool.training.objective import Loss, Objective
 TERMS = ["tightness", "relu"]
 SMALL = {
     "cnn7": catalog.Cnn7(arch="cnn7", width=4, hidden=16),
-    "wide_resnet": catalog.WideResnet(arch="wide_resnet", width=4, widen=1, hidden=16),
-    "resnext": catalog.Resnext(arch="resnext", width=4, bottleneck=2, blocks=[1, 1, 1], hidden=8),
+    "wide_resnet": catalog.WideResnet(arch="wide_resnet", width=8, widen=1, hidden=16),
+    "resnext": catalog.Resnext(arch="resnext", width=8, bottleneck=2, blocks=[1, 1, 1], hidden=8),
 }
 CPU = torch.device("cpu")
+DIGITS = catalog.DATASETS["digits"]
 
 
 def layer(seed: int = 0) -> Interval:
@@ -70,7 +71,7 @@ def test_layer_statistics_are_those_of_the_definition_with_their_gradient() -> N
 
 def step(arch: str, *, weight: float, compiled: bool, precision: str = "fp32") -> tuple[Loss, list[Tensor]]:
     """The loss and the gradients of one batch."""
-    model = build(SMALL[arch], catalog.DATASETS["digits"], seed=3).train()
+    model = build(SMALL[arch], DIGITS, seed=3).train()
     draw = torch.Generator().manual_seed(0)
     x, labels = torch.rand(16, 1, 8, 8, generator=draw), torch.arange(16) % 10
     objective = Objective(model, TERMS, tolerance=0.5, precision=precision)
@@ -104,8 +105,17 @@ def test_a_compiled_channels_last_pass_is_the_plain_one(arch: str, weight: float
     assert any(g.is_contiguous(memory_format=torch.channels_last) and g.dim() == 4 for g in found)
 
 
+@pytest.mark.slow
+def test_one_process_may_train_many_networks() -> None:
+    """torch counts compiled variants of a function over all of them, and with a whole graph fails at its limit."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for _ in range(2):
+            loss, _ = step("cnn7", weight=0.5, compiled=True)
+            assert loss.total.isfinite()
+
+
 def test_a_smaller_last_batch_is_not_compiled() -> None:
-    model = build(SMALL["cnn7"], catalog.DATASETS["digits"]).train()
+    model = build(SMALL["cnn7"], DIGITS).train()
     objective = Objective(model, TERMS, tolerance=0.5)
     objective.compile(16)
     objective._compiled = None  # type: ignore[assignment]  # it would fail if it were called
@@ -139,27 +149,41 @@ def chosen(**overrides: object) -> recipe.Recipe:
 def test_auto_is_decided_by_the_number_of_steps() -> None:
     images, alone = 1438, World()
     short, long = chosen(), chosen(train__epochs=1000)
-    assert speed.settled(short, images, CPU, alone).train.compile == "off"
-    assert speed.settled(long, images, CPU, alone).train.compile == "on"
-    assert speed.settled(long, images, CPU, World(0, 2)).train.compile == "off"
+    assert speed.settled(short, images, DIGITS, CPU, alone).train.compile == "off"
+    assert speed.settled(long, images, DIGITS, CPU, alone).train.compile == "on"
+    assert speed.settled(long, images, DIGITS, CPU, World(0, 2)).train.compile == "off"
     natural = recipe.load("tiny_cnn7", ['train.method="natural"', "train.epochs=1000"])
-    assert speed.settled(natural, images, CPU, alone).train.compile == "off"
+    assert speed.settled(natural, images, DIGITS, CPU, alone).train.compile == "off"
     with pytest.raises(InputError, match="one process"):
-        speed.settled(chosen(train__compile="on"), images, CPU, World(0, 2))
+        speed.settled(chosen(train__compile="on"), images, DIGITS, CPU, World(0, 2))
+
+
+def test_a_network_that_onednn_cannot_take_is_neither_compiled_nor_laid_out() -> None:
+    """A strided 1x1 convolution of 4 channels: its gradient in channels_last corrupts memory."""
+    narrow = recipe.load("tiny_cnn7", ['model={arch="wide_resnet",width=4,widen=1,hidden=16}', "train.epochs=1000"])
+    model = build(narrow.model, DIGITS)
+    assert speed.breaks_onednn(model)
+    assert not speed.breaks_onednn(build(SMALL["wide_resnet"], DIGITS))
+    assert speed.settled(narrow, 1438, DIGITS, CPU, World()).train.compile == "off"
+    natural = narrow.model_copy(update={"train": narrow.train.model_copy(update={"method": "natural"})})
+    assert speed.layout_for(natural, model) == torch.contiguous_format
+    forced = narrow.model_copy(update={"train": narrow.train.model_copy(update={"compile": "on"})})
+    with pytest.raises(InputError, match="oneDNN"):
+        speed.settled(forced, 1438, DIGITS, CPU, World())
 
 
 def test_without_a_compiler_auto_is_off_and_on_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "why_not", lambda device: "there is none")
-    assert speed.settled(chosen(train__epochs=1000), 1438, CPU, World()).train.compile == "off"
+    assert speed.settled(chosen(train__epochs=1000), 1438, DIGITS, CPU, World()).train.compile == "off"
     with pytest.raises(OutsideError, match=r"torch\.compile does not work here: there is none"):
-        speed.settled(chosen(train__compile="on"), 1438, CPU, World())
+        speed.settled(chosen(train__compile="on"), 1438, DIGITS, CPU, World())
 
 
 @pytest.mark.slow
-def test_a_missing_compiler_is_noticed_before_anything_is_written(cli: Cli, tmp_path: Path) -> None:
+def test_a_missing_compiler_is_noticed_before_anything_is_written(process: Cli, tmp_path: Path) -> None:
     """A real process whose compiler cannot be found, and an empty cache."""
     surroundings = {"CXX": str(tmp_path / "none"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
-    result = cli("train", "tiny_cnn7", "--out", "run", "--set", 'train.compile="on"', **surroundings)
+    result = process("train", "tiny_cnn7", "--out", "run", "--set", 'train.compile="on"', **surroundings)
     assert result.returncode == 1 or result.returncode == 3, result.stderr
     assert "torch.compile does not work here" in result.stderr
     assert not (tmp_path / "run").exists()

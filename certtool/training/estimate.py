@@ -61,7 +61,7 @@ def estimate(recipe: Recipe, *, data: Path | None, download: bool, device: torch
     """Real steps on real images with a network that is thrown away; nothing is written."""
     check_engine(recipe)
     train, test = load_both(recipe.data, data, download=download)
-    recipe = settled(recipe, len(train), device, World())
+    recipe = settled(recipe, len(train), train.facts, device, World())
     trainer = Trainer(recipe, RunFolder(Path()), train, test, device)
     schedule = trainer.schedule
     kinds = [schedule.phase(step) for step in range(schedule.total_steps)]

@@ -61,8 +61,8 @@ class Trainer:
             train, self.validation = hold_out(train, recipe.data.validation_fraction)
         self.header = checkpoint.header_for(recipe, train, recipe.train.epochs)
         self.train, self.test = (split.to(device) if fits(split, device) else split for split in (train, test))
-        self.layout = layout_for(recipe)
         model = build(recipe.model, train.facts, recipe.train.init, recipe.seed)
+        self.layout = layout_for(recipe, model)
         self.model = in_layout(model.to(device), self.layout).train()
         self.objective = objective_for(recipe, self.model, train.facts)
         self.schedule = Schedule(recipe, math.ceil(len(train) / recipe.data.batch_size))
@@ -290,7 +290,7 @@ def new_run(
     """A run from its first step. Its folder is made last: a missing data set or engine leaves nothing behind."""
     check_engine(recipe)
     train, test = _splits(recipe, data, download, world)
-    recipe = settled(recipe.at(absolute_path(recipe.data, data)), len(train), device, world)
+    recipe = settled(recipe.at(absolute_path(recipe.data, data)), len(train), train.facts, device, world)
     folder = world.share(RunFolder.create(recipe, out, overwrite=overwrite) if world.leads else RunFolder(Path()))
     return Trainer(recipe, folder, train, test, device, world)
 

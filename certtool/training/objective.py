@@ -76,8 +76,10 @@ class Objective:
     def compile(self, images: int) -> None:
         """Let torch.compile fuse what is elementwise, two fifths of a step of a narrow network.
 
-        For batches of this many images: an epoch's smaller last one is not worth a compilation of its own.
+        For batches of this many images: an epoch's smaller last one is not worth a compilation of its own. Earlier
+        networks of this process are forgotten: torch counts their variants of this function too, and stops at eight.
         """
+        torch.compiler.reset()
         self._compiled = torch.compile(self.bounded, dynamic=False, fullgraph=True)
         self._compiled_images = images
 
