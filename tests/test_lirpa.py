@@ -103,6 +103,21 @@ print(violated["grouped"], violated["dense"])
 """
 
 
+DEEP = """
+import json
+from certtool.bounds import lirpa
+lirpa.auto_lirpa()
+try:
+    json.loads("[" * 1_000_000)
+except RecursionError:
+    print("too deep")
+"""
+
+
+def test_its_import_does_not_let_a_deep_file_end_the_process() -> None:
+    assert _run(DEEP).split()[-2:] == ["too", "deep"]
+
+
 def test_no_bound_of_a_grouped_convolution_is_of_another_network() -> None:
     """CROWN's margins hold at the corners of the box."""
     grouped, dense = map(int, _run(GROUPS).split()[-2:])

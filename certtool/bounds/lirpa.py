@@ -27,6 +27,7 @@ from certtool.bounds.rules import rule_for
 from certtool.errors import OutsideError
 
 ALPHA_ITERATIONS, ALPHA_RATE = 20, 0.5
+DEEPEST = 10_000  # frames of Python that a stack of 8 MB holds
 INSTALL = "pip install 'certtool[lirpa]' && pip install --no-deps auto_LiRPA==0.3"
 
 
@@ -60,6 +61,8 @@ def auto_lirpa() -> Any:
         _repair_onnx()
     with warnings.catch_warnings(record=True):  # its import sets a filter of its own, and then warns
         module = importlib.import_module("auto_LiRPA")
+    # Its import allows a million frames: a file of "[[[[..." would then end this process, not in a RecursionError.
+    sys.setrecursionlimit(min(sys.getrecursionlimit(), DEEPEST))
     if engine.repaired:
         _repair_named_members(module.BoundedModule)
     return module
