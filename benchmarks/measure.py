@@ -64,7 +64,7 @@ def machine() -> dict[str, Any]:
         "bf16_arithmetic": bf16_arithmetic(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "auto_LiRPA": installed(),
+        "auto_LiRPA": str(installed()),
         "certtool": certtool.__version__,
     }
 

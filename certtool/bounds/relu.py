@@ -21,7 +21,7 @@ class _IntervalRelu(torch.autograd.Function):
     @staticmethod
     def forward(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         lower, upper = (center - radius).relu_(), (center + radius).relu_()
-        return (upper + lower).mul_(0.5), (upper - lower).mul_(0.5)
+        return (upper + lower).mul_(0.5), (upper - lower).mul_(0.5)  # an infinite radius stays one
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

@@ -43,6 +43,7 @@ OWN = 2.0**-51
 BATCH_NORM_ROUNDINGS = 12
 # A margin this small against its scale could come out otherwise in another float64 summation order.
 SCALE_SHARE = 1e-9
+UNFOLDED = 1 << 20  # entries of a convolution's matrix at once: 8 MB (six times as fast as 128 images, width 16)
 
 RuleT = TypeVar("RuleT", bound=Rule)
 ROUNDED: RuleTable = {}
@@ -143,7 +144,12 @@ def _largest(weight: Tensor, bias: Tensor, norm: _Norm, size: Tensor) -> Tensor:
 
 
 def _product(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
-    return convolve(layer, x, weight, None) if isinstance(layer, nn.Conv2d) else F.linear(x, weight)
+    """In float64 torch unfolds the images of a convolution into one matrix: few at a time, it stays in the cache."""
+    if not isinstance(layer, nn.Conv2d):
+        return F.linear(x, weight)
+    unfolded = weight[0].numel() * x[0, 0].numel() // math.prod(layer.stride)
+    few = max(1, UNFOLDED // max(1, unfolded))
+    return torch.cat([convolve(layer, part, weight, None) for part in torch.split(x, few)])
 
 
 @rounded_rule(nn.Linear, nn.Conv2d)

@@ -75,8 +75,9 @@ class Ladder:
             raise InputError("the network, or a part of it, is in training mode", "call `model.eval()` first")
         self.model, self.images, self.settings = model, images, settings
         self.progress, self.warn = progress, warn
-        # Of a copy in channels_last, which convolutions like best. The network itself gives verdicts as it came.
-        self.graph = graph_of(in_layout(copy.deepcopy(model), torch.channels_last))
+        # A copy in channels_last, which convolutions like best, for what needs no gradient.
+        self.fast_model = in_layout(copy.deepcopy(model), torch.channels_last)
+        self.graph = graph_of(self.fast_model)
         self.labels = images.labels
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.arithmetic: Grade = settings.arithmetic
@@ -139,7 +140,8 @@ class Ladder:
         verdicts: list[ImageVerdict] = []
         for rows in self._batches(torch.arange(len(self.labels)), self.settings.batch_size, "clean"):
             with torch.no_grad():
-                right = self.model(self.images.values(rows).to(self.device)).argmax(1).cpu() == self.labels[rows]
+                answers = self.fast_model(self.images.values(rows).to(self.device)).argmax(1).cpu()
+                right = answers == self.labels[rows]
             for row, correct in zip(rows.tolist(), right.tolist(), strict=True):
                 index, label = self.images.indices[row], int(self.labels[row])
                 wrong = ImageVerdict(index, label, "misclassified", "clean")
