@@ -141,6 +141,11 @@ def test_crown_ibp_has_neither(setting: str) -> None:
     assert setting.split(".")[1].split("=")[0] in str(caught.value)
 
 
+def test_standard_training_is_not_compiled() -> None:
+    with pytest.raises(InputError, match="means nothing with method"):
+        recipe.load("tiny_cnn7", ['train.method="natural"', 'train.compile="on"'])
+
+
 def chosen(**overrides: object) -> recipe.Recipe:
     settings = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     return recipe.load("tiny_cnn7", settings)

@@ -107,10 +107,12 @@ class Objective:
         if eps == 0 and not regularised and not observe:
             return self.natural(x, labels, batch)
         wish = Wish(robust=eps > 0, regularised=regularised, observed=regularised or observe)
-        # The radius as a tensor: a compiled pass serves every step of the schedule.
-        radius = torch.tensor(max(eps, SMALLEST_EPS), dtype=x.dtype, device=x.device)
+        # Radius and weight as tensors: a compiled pass serves every step of the schedule. Filled in place of copied: a
+        # GPU need not be waited for.
+        radius = torch.full((), max(eps, SMALLEST_EPS), dtype=x.dtype, device=x.device)
+        share = torch.full_like(radius, weight / batch.world.size)
         bounded = self._compiled if len(x) == self._compiled_images else self.bounded
-        return bounded(x, labels, radius, weight / batch.world.size * torch.ones_like(radius), wish, batch)
+        return bounded(x, labels, radius, share, wish, batch)
 
     def bounded(
         self, x: Tensor, labels: Tensor, radius: Tensor, weight: Tensor, wish: Wish, batch: SharedBatch
