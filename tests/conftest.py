@@ -35,6 +35,11 @@ SMALL = {
     "data.batch_size": 128,
 }
 
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))),
+    reason="torch.compile needs a C++ compiler, and there is none",
+)
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import needs_compiler
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ PARITY = Path(__file__).parents[2] / "shared" / "parity"
 CASES = ["cnn7_mnist", "cnn7_mnist_unbalanced", "wrn_cifar10"]
 STEPS = [(case, step) for case in CASES for step in ("half", "full")]
 # As a long run computes: compiled, channels_last. Compiling takes a while, so only `make test-all` does all of it.
-ENGINES = ["eager", pytest.param("compiled", marks=pytest.mark.slow)]
+ENGINES = ["eager", pytest.param("compiled", marks=[pytest.mark.slow, needs_compiler])]
 # By the paper a layer with inactive but no active neurons is skipped; the published code adds a constant 2 for it.
 CONSTANT_TOO_MUCH = {("cnn7_mnist_unbalanced", "half"): 2 / 6}
 FEEDS_BATCH_NORM = {"0.bias", "3.bias", "6.bias", "9.bias", "12.bias", "16.bias"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Cli, small_settings
+from conftest import Cli, needs_compiler, small_settings
 from torch import Tensor
 
 from certtool import catalog, recipe
@@ -85,6 +85,7 @@ def step(arch: str, *, weight: float, compiled: bool, precision: str = "fp32") -
     return loss, gradients
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     ("arch", "weight"),
     [
@@ -105,6 +106,7 @@ def test_a_compiled_channels_last_pass_is_the_plain_one(arch: str, weight: float
     assert any(g.is_contiguous(memory_format=torch.channels_last) and g.dim() == 4 for g in found)
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_one_process_may_train_many_networks() -> None:
     """torch counts compiled variants of a function over all of them, and with a whole graph fails at its limit."""
@@ -151,6 +153,7 @@ def chosen(**overrides: object) -> recipe.Recipe:
     return recipe.load("tiny_cnn7", settings)
 
 
+@needs_compiler
 def test_auto_is_decided_by_the_number_of_steps() -> None:
     images, alone = 1438, World()
     short, long = chosen(), chosen(train__epochs=1000)
@@ -194,6 +197,7 @@ def test_a_missing_compiler_is_noticed_before_anything_is_written(process: Cli, 
     assert not (tmp_path / "run").exists()
 
 
+@needs_compiler
 @pytest.mark.slow
 def test_a_compiled_run_stopped_and_resumed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """Also the layout of the optimiser's moments comes back: fused Adam goes by memory, not by shape."""
