@@ -41,6 +41,11 @@ print(json.dumps(bounded.lower_margins(ball(x, figures["eval"]["eps"]), tensors[
 
 pytestmark = pytest.mark.skipif(not PARITY.is_dir(), reason=f"the parity figures are not at {PARITY}")
 
+# A compiled pass sums in another order, and torch's generated sums keep fewer digits: the gradient of the first
+# BatchNorm's weight, a small difference of large sums, is then 2.9e-3 off.
+WIDTHS = {"eager": 1e-5, "compiled": 1e-4}
+GRADIENTS = {"eager": 1e-3, "compiled": 4e-3}
+
 
 def published_name(own: str) -> str:
     """The published code's name of one of our tensors."""
@@ -139,7 +144,7 @@ def test_training_step(name: str, step: str, engine: str) -> None:
     assert relative(loss.robust_ce, expected["robust_ce"]) < 1e-5
     assert loss.tightness is not None
     assert loss.relu is not None
-    assert relative(loss.tightness, expected["L_tightness"]) < 1e-5
+    assert relative(loss.tightness, expected["L_tightness"]) < WIDTHS[engine]
     assert loss.relu.item() == pytest.approx(expected["L_relu"] - too_much, abs=1e-5)
     assert relative(loss.total, expected["total"] - weight * too_much) < 1e-5
     assert 1 - float(loss.clean_correct) / len(x) == pytest.approx(expected["clean_err"])
@@ -148,7 +153,7 @@ def test_training_step(name: str, step: str, engine: str) -> None:
     assert layers is not None
     assert len(layers.names) == len(expected["relu_layers"])
     for index, figure in enumerate(expected["relu_layers"]):
-        assert relative(layers.mean_width[index].detach(), figure["mean_width"]) < 2e-5
+        assert relative(layers.mean_width[index].detach(), figure["mean_width"]) < 2 * WIDTHS[engine]
         assert layers.active[index].item() == pytest.approx(figure["active"], abs=2e-5)
         assert layers.inactive[index].item() == pytest.approx(figure["inactive"], abs=2e-5)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
@@ -170,7 +175,7 @@ def test_gradients(name: str, step: str, engine: str) -> None:
         if published in FEEDS_BATCH_NORM:  # BatchNorm takes the bias away again: the true gradient is 0
             assert parameter.grad.abs().max() < 1e-4
         else:
-            assert relative(parameter.grad, tensors[f"grad.{step}.{published}"]) < 1e-3
+            assert relative(parameter.grad, tensors[f"grad.{step}.{published}"]) < GRADIENTS[engine]
         compared += 1
     assert compared == 26
 
