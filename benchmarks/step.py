@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import Timing, bf16_arithmetic, interleaved, machine, own_peak, say
+from other_side import OtherSide
 from torch import Tensor, nn
 
 from certtool import recipe
 from certtool.bounds import Interval
-from certtool.bounds.lirpa import _converted, _perturbed, auto_lirpa, margin_rows
 from certtool.bounds.regularizers import relu_terms, tightness_terms
 from certtool.bounds.statistics import statistics_of
 from certtool.catalog import DATASETS
@@ -83,31 +83,22 @@ class Bench:
 
     def theirs(self) -> Step:
         """The same interval step with the same regularisers through auto_LiRPA; normalisation is done before."""
-        lirpa = auto_lirpa()
         model, x = self.fresh(torch.contiguous_format)
-        first = model.get_submodule("normalize")
-        model.set_submodule("normalize", nn.Identity())
+        other = OtherSide(model, x)
         with torch.no_grad():
-            lower, upper = (first((x + shift).clamp(0, 1)) for shift in (-EPS, EPS))
-            clean = first(x)
-        bounded = _converted(lirpa, model, clean, {"conv_mode": "patches"})
-        bounded.train()
-        box = Interval.from_bounds(lower, upper)
-        others, rows = margin_rows(self.labels, len(DATA.classes), clean.dtype)
-        relus = [node for node in bounded._modules.values() if type(node).__name__ == "BoundRelu"]
+            box, clean = other.box((x - EPS).clamp(0, 1), (x + EPS).clamp(0, 1)), other.normalize(x)
+        other.bounded.train()
+        relus = [node for node in other.bounded._modules.values() if type(node).__name__ == "BoundRelu"]
 
         def loss() -> Tensor:
-            bounded(clean)  # BatchNorm's statistics come from the clean batch
-            bound, _ = bounded.compute_bounds(
-                x=(_perturbed(lirpa, box),), C=rows, IBP=True, method=None, bound_upper=False
-            )
-            margins = torch.zeros(others.shape).masked_scatter(others, bound)
+            other.bounded(clean)  # BatchNorm's statistics come from the clean batch
+            margins = other.margins(box, self.labels, len(DATA.classes))
             layers = [Interval.from_bounds(node.inputs[0].lower, node.inputs[0].upper) for node in relus]
             found = statistics_of(tuple(node.name for node in relus), layers)
-            tight = tightness_terms((upper - lower).mean(), found, TOLERANCE).mean()
+            tight = tightness_terms(2 * box.radius.mean(), found, TOLERANCE).mean()
             return F.cross_entropy(-margins, self.labels) + WEIGHT * (tight + relu_terms(found, TOLERANCE).mean())
 
-        return optimised(bounded, loss)
+        return optimised(other.bounded, loss)
 
     def variants(self) -> dict[str, Callable[[], Step]]:
         found: dict[str, Callable[[], Step]] = {

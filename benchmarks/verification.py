@@ -9,7 +9,6 @@ every image is bounded. All candidates take the same images in turn.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import time
 from collections.abc import Callable
@@ -18,12 +17,12 @@ from typing import Any
 
 import torch
 from measure import interleaved, machine, own_peak, say
+from other_side import OtherSide
 from torch import nn
 
 import certtool
 from certtool import recipe
 from certtool.bounds import ball, certified_mask
-from certtool.bounds.lirpa import _converted, _perturbed, auto_lirpa, margin_rows
 from certtool.catalog import DATASETS
 from certtool.data import Split, load_both
 from certtool.epsilon import Epsilon
@@ -58,24 +57,16 @@ def interval_rung(model: nn.Module, split: Split, arithmetic: Any) -> Callable[[
 
 def theirs(model: nn.Module, split: Split) -> Callable[[], None]:
     """The clean verdict and the interval margins, in batches of the same size; normalisation is done before."""
-    lirpa, model = auto_lirpa(), copy.deepcopy(model)
-    first = model.get_submodule("normalize")
-    model.set_submodule("normalize", nn.Identity())
-    bounded = _converted(lirpa, model, first(split.pixels(split.images[:2])), {"conv_mode": "patches"})
-    bounded.eval()
+    other = OtherSide(model, split.pixels(split.images[:2]))
+    other.bounded.eval()
 
     @torch.no_grad()
     def run() -> None:
         for rows in torch.split(torch.arange(len(split)), BATCH):
             x, labels = split.pixels(split.images[rows]), split.labels[rows]
-            right = bounded(first(x)).argmax(1) == labels
+            right = other.bounded(other.normalize(x)).argmax(1) == labels
             box = ball(x, float(EPS))
-            inside = certtool.bounds.Interval.from_bounds(first(box.lower), first(box.upper))
-            others, matrix = margin_rows(labels, 10, x.dtype)
-            bound, _ = bounded.compute_bounds(
-                x=(_perturbed(lirpa, inside),), C=matrix, IBP=True, method=None, bound_upper=False
-            )
-            margins = torch.zeros(others.shape).masked_scatter(others, bound)
+            margins = other.margins(other.box(box.lower, box.upper), labels, 10)
             (certified_mask(margins, labels) & right).sum().item()
 
     return run

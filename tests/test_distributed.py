@@ -160,3 +160,13 @@ def test_a_wrong_recipe_is_told_once(tmp_path: Path) -> None:
     done = run([*torchrun(2), "-m", "certtool", "train", "tiny_cnn8"])
     assert done.returncode != 0
     assert done.stderr.count("there is no recipe called `tiny_cnn8`") == 1
+
+
+@pytest.mark.slow
+def test_an_error_of_another_rank_alone_is_told_too(tmp_path: Path) -> None:
+    """The first rank is well and says nothing; the second lacks a file."""
+    script = tmp_path / "ranks.sh"
+    script.write_text('if [ "$RANK" = 1 ]; then exec "$@" train nowhere.toml; else sleep 60; fi\n')
+    done = run([*torchrun(2), "--no-python", "sh", str(script), sys.executable, "-m", "certtool"])
+    assert done.returncode != 0
+    assert done.stderr.count("nowhere.toml") == 1

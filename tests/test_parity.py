@@ -41,11 +41,6 @@ print(json.dumps(bounded.lower_margins(ball(x, figures["eval"]["eps"]), tensors[
 
 pytestmark = pytest.mark.skipif(not PARITY.is_dir(), reason=f"the parity figures are not at {PARITY}")
 
-# A compiled pass sums in another order, and torch's generated sums keep fewer digits: the gradient of the first
-# BatchNorm's weight, a small difference of large sums, is then 2.9e-3 off.
-WIDTHS = {"eager": 1e-5, "compiled": 1e-4}
-GRADIENTS = {"eager": 1e-3, "compiled": 4e-3}
-
 
 def published_name(own: str) -> str:
     """The published code's name of one of our tensors."""
@@ -144,7 +139,7 @@ def test_training_step(name: str, step: str, engine: str) -> None:
     assert relative(loss.robust_ce, expected["robust_ce"]) < 1e-5
     assert loss.tightness is not None
     assert loss.relu is not None
-    assert relative(loss.tightness, expected["L_tightness"]) < WIDTHS[engine]
+    assert relative(loss.tightness, expected["L_tightness"]) < 1e-5
     assert loss.relu.item() == pytest.approx(expected["L_relu"] - too_much, abs=1e-5)
     assert relative(loss.total, expected["total"] - weight * too_much) < 1e-5
     assert 1 - float(loss.clean_correct) / len(x) == pytest.approx(expected["clean_err"])
@@ -153,21 +148,27 @@ def test_training_step(name: str, step: str, engine: str) -> None:
     assert layers is not None
     assert len(layers.names) == len(expected["relu_layers"])
     for index, figure in enumerate(expected["relu_layers"]):
-        assert relative(layers.mean_width[index].detach(), figure["mean_width"]) < 2 * WIDTHS[engine]
+        assert relative(layers.mean_width[index].detach(), figure["mean_width"]) < 2e-5
         assert layers.active[index].item() == pytest.approx(figure["active"], abs=2e-5)
         assert layers.inactive[index].item() == pytest.approx(figure["inactive"], abs=2e-5)
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert relative(norm, expected["grad_norm"]) < 1e-3
+    if not name.startswith("wrn"):  # the files hold no gradients of it
+        check_gradients(model, tensors, step)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "step"), [s for s in STEPS if not s[0].startswith("wrn")])
-def test_gradients(name: str, step: str, engine: str) -> None:
+def test_gradients(name: str, step: str) -> None:
+    """Of a step that observes nothing, as most do. test_speed.py compares it with the compiled one."""
     model, tensors, figures, x = case(name)
     expected = figures[step]
     weight = 0.5 * (1 - expected["eps"] / expected["eps_max"])
-    objective, x = objective_for(model, x, engine)
+    objective, x = objective_for(model, x, "eager")
     objective(x, tensors["y"].long(), expected["eps"], weight).total.backward()
+    check_gradients(model, tensors, step)
+
+
+def check_gradients(model: nn.Module, tensors: dict[str, Tensor], step: str) -> None:
     compared = 0
     for own, parameter in model.named_parameters():
         published = theirs(own, residual=False)
@@ -175,7 +176,7 @@ def test_gradients(name: str, step: str, engine: str) -> None:
         if published in FEEDS_BATCH_NORM:  # BatchNorm takes the bias away again: the true gradient is 0
             assert parameter.grad.abs().max() < 1e-4
         else:
-            assert relative(parameter.grad, tensors[f"grad.{step}.{published}"]) < GRADIENTS[engine]
+            assert relative(parameter.grad, tensors[f"grad.{step}.{published}"]) < 1e-3, own
         compared += 1
     assert compared == 26
 

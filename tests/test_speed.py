@@ -17,6 +17,7 @@ from certtool.distributed import World
 from certtool.errors import InputError, OutsideError
 from certtool.models import build
 from certtool.training import speed
+from certtool.training.compiled import compiled
 from certtool.training.objective import Loss, Objective
 
 TERMS = ["tightness", "relu"]
@@ -104,6 +105,36 @@ def test_a_compiled_channels_last_pass_is_the_plain_one(arch: str, weight: float
     for one, two in zip(found, expected, strict=True):  # a bias before BatchNorm has no gradient but rounding
         assert float((one - two).norm()) <= 1e-3 * float(two.norm()) + 1e-5 * whole
     assert any(g.is_contiguous(memory_format=torch.channels_last) and g.dim() == 4 for g in found)
+
+
+@needs_compiler
+def test_compiled_sums_keep_their_digits() -> None:
+    """Nearly equal numbers, as radii are, over some axes and over all: a chain of them rounds to one side."""
+    draw = torch.Generator().manual_seed(0)
+    x = 0.1 + 0.001 * torch.rand(64, 4, 32, 32, generator=draw)
+
+    def sums(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sum(), (x * scale).sum((0, 2, 3)), x.sum((-2, -1), keepdim=True).square()
+
+    results, slopes = [], []
+    for function, dtype in ((sums, torch.float64), (compiled(sums), torch.float32)):
+        scale = torch.ones(1, 4, 1, 1, dtype=dtype, requires_grad=True)
+        found = function(x.to(dtype), scale)
+        slopes += torch.autograd.grad(found[1].sum(), scale)
+        results.append(found)
+    for exact, fast in (*zip(*results, strict=True), tuple(slopes)):
+        torch.testing.assert_close(fast.double(), exact, rtol=1e-6, atol=0)
+
+
+@needs_compiler
+def test_a_compilation_that_fails_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled there yet
+    with config.patch({"cpp.cxx": (None, str(tmp_path / "none"))}), pytest.raises(OutsideError) as caught:
+        compiled(lambda x: (x * 3).exp().sum())(torch.ones(65))
+    assert "torch.compile failed" in str(caught.value)
+    assert str(tmp_path) in (caught.value.problems[0].hint or "")
 
 
 @needs_compiler

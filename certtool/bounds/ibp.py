@@ -175,13 +175,9 @@ def _batch_statistics(layer: Any, x: Tensor, together: Together) -> tuple[Tensor
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     dims = [0, *range(2, x.dim())]
-    if together.alone:
-        var, mean = torch.var_mean(x, dims, correction=0)
-        count = x.numel() // x.shape[1]
-    else:
-        count = together.images * math.prod(x.shape[2:])
-        mean = together.sum(x.sum(dims)) / count
-        var = together.sum((x - mean.view(1, -1, *[1] * (x.dim() - 2))).square().sum(dims)) / count
+    count = (len(x) if together.alone else together.images) * math.prod(x.shape[2:])
+    mean = together.sum(x.sum(dims)) / count
+    var = together.sum((x - mean.view(1, -1, *[1] * (x.dim() - 2))).square().sum(dims)) / count
     if layer.running_mean is not None and count > 1:
         with torch.no_grad():
             layer.running_mean.lerp_(mean, layer.momentum)

@@ -15,6 +15,7 @@ from certtool.cli.lazy import LazyGroup, add_lazily
 from certtool.errors import CertToolError, Exit, translated
 from certtool.version import __version__
 
+LEADER_SPEAKS_WITHIN = 15.0  # seconds
 COMMANDS = {
     "train": "Train a network whose predictions can be proven robust."
     " Ctrl-C saves; --resume goes on to the same result.",
@@ -78,9 +79,23 @@ def _report(error: CertToolError, cause: BaseException | None = None) -> None:
         import traceback
 
         traceback.print_exception(cause or error)
-    if cause is not None or os.environ.get("RANK", "0") == "0":  # of several processes one speaks; bugs always do
-        Screen(json="--json" in sys.argv).error(error)
+    if os.environ.get("RANK", "0") != "0" and cause is None:
+        _let_the_leader_speak(error)
+    Screen(json="--json" in sys.argv).error(error)
     sys.exit(error.exit_code)
+
+
+def _let_the_leader_speak(error: CertToolError) -> None:
+    """Of several processes that meet the same error the first one says it, then torchrun ends the others.
+
+    A process that left at once could end the leader before it has spoken. One that is still here after a while met an
+    error of its own, and says it.
+    """
+    if error.exit_code == Exit.INTERRUPTED:
+        sys.exit(error.exit_code)
+    import time
+
+    time.sleep(LEADER_SPEAKS_WITHIN)
 
 
 def _interrupted() -> CertToolError:

@@ -76,11 +76,11 @@ class Objective:
     def compile(self, images: int) -> None:
         """Let torch.compile fuse what is elementwise, two fifths of a step of a narrow network.
 
-        For batches of this many images: an epoch's smaller last one is not worth a compilation of its own. Earlier
-        networks of this process are forgotten: torch counts their variants of this function too, and stops at eight.
+        For batches of this many images: an epoch's smaller last one is not worth a compilation of its own.
         """
-        torch.compiler.reset()
-        self._compiled = torch.compile(self.bounded, dynamic=False, fullgraph=True)
+        from certtool.training.compiled import compiled  # the compiler takes two seconds to import
+
+        self._compiled = compiled(self.bounded)
         self._compiled_images = images
 
     def _autocast(self, x: Tensor) -> torch.autocast:

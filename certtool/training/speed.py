@@ -54,11 +54,12 @@ def _check_possible(model: nn.Module, device: torch.device, world: World) -> Non
 
 def why_not(device: torch.device) -> str | None:
     """Whether torch.compile works on this machine, found by compiling something; if not, its own words."""
+    from certtool.training.compiled import said  # the compiler takes two seconds to import
+
     try:
         torch.compile(lambda x: (x * 2).relu().sum(), dynamic=False)(torch.ones(64, device=device))
     except Exception as error:  # it may fail in many ways: no compiler, no headers, no room for its cache
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return lines[0] if lines else type(error).__name__
+        return said(error)
     return None
 
 
