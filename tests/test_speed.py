@@ -18,7 +18,7 @@ from certtool.errors import InputError, OutsideError
 from certtool.models import build
 from certtool.training import speed
 from certtool.training.compiled import compiled
-from certtool.training.objective import Loss, Objective
+from certtool.training.objective import Loss, Objective, Wish
 
 TERMS = ["tightness", "relu"]
 SMALL = {
@@ -147,12 +147,21 @@ def test_one_process_may_train_many_networks() -> None:
             assert loss.total.isfinite()
 
 
-def test_a_smaller_last_batch_is_not_compiled() -> None:
+def test_a_rare_pass_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller last batch, eps still 0, statistics that nothing depends on; always the same ones, also resumed."""
     model = build(SMALL["cnn7"], DIGITS).train()
     objective = Objective(model, TERMS, tolerance=0.5)
-    objective.compile(16)
-    objective._compiled = None  # type: ignore[assignment]  # it would fail if it were called
-    assert objective(torch.rand(15, 1, 8, 8), torch.arange(15) % 10, 0.05, 0.5).total.isfinite()
+    asked: list[Wish] = []
+    monkeypatch.setattr(objective, "_compiled", lambda *args: asked.append(args[4]))
+    monkeypatch.setattr(objective, "_compiled_images", 16)
+    x, labels = torch.rand(16, 1, 8, 8), torch.arange(16) % 10
+    assert objective(x[:15], labels[:15], 0.05, 0.5).total.isfinite()
+    assert objective(x, labels, 0.0, 0.5).total.isfinite()
+    assert objective(x, labels, 0.05, 0.0, observe=True).total.isfinite()
+    assert asked == []
+    objective(x, labels, 0.05, 0.5, observe=True)
+    objective(x, labels, 0.05, 0.0)
+    assert [wish.regularised for wish in asked] == [True, False]
 
 
 def test_bfloat16_is_for_the_passes_alone() -> None:

@@ -56,6 +56,13 @@ class Wish:
     regularised: bool  # with the regularisers in the total
     observed: bool  # layer statistics
 
+    @property
+    def common(self) -> bool:
+        """Nearly all steps of a run make one of two passes, while eps grows and after; a third would not earn back
+        the minute that compiling it takes.
+        """
+        return self.robust and self.observed == self.regularised
+
 
 class Objective:
     """Bounds, margins, loss. `terms` are the regularisers that count; both are measured when `observe` asks."""
@@ -111,7 +118,7 @@ class Objective:
         # GPU need not be waited for.
         radius = torch.full((), max(eps, SMALLEST_EPS), dtype=x.dtype, device=x.device)
         share = torch.full_like(radius, weight / batch.world.size)
-        bounded = self._compiled if len(x) == self._compiled_images else self.bounded
+        bounded = self._compiled if wish.common and len(x) == self._compiled_images else self.bounded
         return bounded(x, labels, radius, share, wish, batch)
 
     def bounded(
