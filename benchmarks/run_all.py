@@ -165,7 +165,7 @@ def main() -> None:
     results: Document = {
         "startup": run("startup.py"),
         "step16": run("step.py", "--width", "16", "--batch", "128"),
-        "step64": run("step.py", "--width", "64", "--batch", "64"),
+        "step64": run("step.py", "--width", "64", "--batch", "64", "--few"),
         "memory": {name: found["peak_memory"] for name, found in alone.items() if found},
         "epoch": run("epoch.py"),
         "verification": run("verification.py"),

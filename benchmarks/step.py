@@ -33,6 +33,7 @@ Step = Callable[[], Tensor]
 EPS, WEIGHT, TOLERANCE = 4 / 255, 0.25, 0.5
 TERMS = ("tightness", "relu")
 DATA = DATASETS["cifar10"]
+FEW = ("standard", "warmup, compiled", "warmup, compiled, bf16", "auto_LiRPA, warmup")
 
 
 def optimised(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
@@ -132,7 +133,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--only")
+    parser.add_argument("--only", help="one variant alone, for its peak memory")
+    parser.add_argument("--few", action="store_true", help="no eager variants, nothing after warmup")
     asked = parser.parse_args()
     variants = Bench(asked.width, asked.batch).variants()
     document: dict[str, Any] = {"width": asked.width, "batch": asked.batch}
@@ -142,6 +144,8 @@ def main() -> None:
             step()
         print(json.dumps(document | {"only": asked.only, "peak_memory": own_peak()}))
         return
+    if asked.few:
+        variants = {name: make for name, make in variants.items() if name in FEW}
     found = interleaved({name: make() for name, make in variants.items()})
     for name, timing in found.items():
         say(f"  {name:<24} {timing.cpu:.3f} cpu-s  {timing.wall:.3f} s  {timing.cpu / found['standard'].cpu:.2f} x")

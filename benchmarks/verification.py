@@ -35,10 +35,12 @@ BATCH = 128
 
 
 def ours(model: nn.Module, split: Split, arithmetic: Any) -> Callable[[], None]:
+    """Clean verdict and intervals; its network is made ready before, as auto_LiRPA's is."""
     settings = LadderSettings(method="ibp", arithmetic=arithmetic, attack=None, batch_size=BATCH)
+    ladder = Ladder(model, choose(split, None, None), settings)
 
     def run() -> None:
-        Ladder(model, choose(split, None, None), settings).climb([EPS])
+        ladder.climb([EPS])
 
     return run
 

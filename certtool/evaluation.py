@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from certtool.bounds import ball, certified_mask, graph_of, margin_bounds
+from certtool.bounds import ball, certified_mask, evaluation_weights, graph_of, margin_bounds
 from certtool.data import Split
 from certtool.distributed import World
 
@@ -28,6 +28,7 @@ def interval_accuracy(
     was_training = model.training
     model.eval()
     graph = graph_of(model)
+    weights = evaluation_weights(graph)
     device = next(model.parameters()).device
     counts = torch.zeros(2, device=device)
     try:
@@ -35,7 +36,7 @@ def interval_accuracy(
             x = split.pixels(split.images[rows].to(device))
             labels = split.labels[rows].to(device)
             right = model(x).argmax(1) == labels
-            proven = certified_mask(margin_bounds(graph, ball(x, eps), labels), labels) & right
+            proven = certified_mask(margin_bounds(graph, ball(x, eps), labels, weights), labels) & right
             counts += torch.stack([right.sum(), proven.sum()])
     finally:
         model.train(was_training)

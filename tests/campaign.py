@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 warnings.simplefilter("ignore")  # of auto_LiRPA's age
 
-from certtool.bounds import graph_of, margin_bounds  # noqa: E402
+from certtool.bounds import affine_weights, evaluation_weights, graph_of, margin_bounds  # noqa: E402
 from certtool.bounds.box import outer_edges_of_floats  # noqa: E402
 from certtool.bounds.lirpa import BoundedModel, installed  # noqa: E402
 from certtool.bounds.rounding import rounded_margins  # noqa: E402
@@ -117,10 +117,11 @@ def rungs(model: nn.Module, x: Tensor, labels: Tensor, eps: Fraction) -> dict[st
     """Every rung's lower margins, image by class."""
     box = outer_edges_of_floats(x, eps).interval()
     narrow = to_float32(box, torch.device("cpu"))
+    exact, plain = graph_of(copy.deepcopy(model).double()), graph_of(model)
     with torch.no_grad():
         found = {
-            "ibp rigorous": rounded_margins(graph_of(copy.deepcopy(model).double()), box, labels),
-            "ibp float32": margin_bounds(graph_of(model), narrow, labels),
+            "ibp rigorous": rounded_margins(exact, box, labels, affine_weights(exact)),
+            "ibp float32": margin_bounds(plain, narrow, labels, evaluation_weights(plain)),
         }
     if installed() is not None:
         bounded = BoundedModel(copy.deepcopy(model), x[:1])

@@ -18,7 +18,19 @@ from nets import IMAGE_LAYERS, VECTOR_LAYERS, image_plans, lively, network, vect
 from torch import Tensor, nn
 
 from certtool import catalog
-from certtool.bounds import Interval, ball, graph_of, ibp, lower_margins, margin_bounds, propagate, rules
+from certtool.bounds import (
+    Interval,
+    affine_weights,
+    ball,
+    evaluation_weights,
+    graph_of,
+    ibp,
+    lower_margins,
+    margin_bounds,
+    propagate,
+    rules,
+)
+from certtool.bounds.rounding import rounded_margins
 from certtool.bounds.rules import RULES
 from certtool.models import build
 
@@ -93,6 +105,20 @@ def test_points_stay_inside(images: list[str], vectors: list[str], seed: int, ep
 @settings(max_examples=40)
 def test_margins(images: list[str], vectors: list[str], seed: int, eps: float) -> None:
     margins_hold_at_every_point(network(images, vectors, seed), batch(seed), eps, seed)
+
+
+@given(image_plans, vector_plans, seeds, radii)
+@settings(max_examples=40)
+def test_weights_made_ready_for_many_batches_bound_the_same(
+    images: list[str], vectors: list[str], seed: int, eps: float
+) -> None:
+    graph = graph_of(network(images, vectors, seed))
+    box, labels = ball(batch(seed), eps), torch.arange(3) % 5
+    with torch.no_grad():
+        fresh, reused = (margin_bounds(graph, box, labels, w) for w in ({}, evaluation_weights(graph)))
+        torch.testing.assert_close(reused, fresh, rtol=1e-12, atol=1e-12)
+        fresh, reused = (rounded_margins(graph, box, labels, w) for w in ({}, affine_weights(graph)))
+        assert torch.equal(reused, fresh)
 
 
 @pytest.mark.slow

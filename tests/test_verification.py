@@ -30,6 +30,7 @@ from certtool.models import Normalize
 from certtool.verification import EpsResult, ImageVerdict, LadderSettings, Unsound, ladder, verify, verify_network
 from certtool.verification.images import choose
 from certtool.verification.ladder import Ladder
+from certtool.verification.verdicts import Grade
 from certtool.verification.worker import Worker, job_for
 
 needs_lirpa = pytest.mark.skipif(installed() is None, reason="auto_LiRPA is not installed")
@@ -244,9 +245,27 @@ def test_a_witness_below_falsifies_a_float32_proof_above() -> None:
 # --- the attack keeps the proofs honest ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("arithmetic", ["rigorous", "float32"])
+def test_few_images_at_a_time_have_the_margins_of_all(
+    arithmetic: Grade, robust_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
+    found = []
+    for room in (ladder.CACHE, 1):  # enough for all 23 images, and for one
+        monkeypatch.setattr(ladder, "CACHE", room)
+        settings = LadderSettings("ibp", arithmetic, attack=None)
+        found.append(verify(checkpoint, split, eps("0.1"), count=23, settings=settings).results[0].images)
+    assert [image.verdict for image in found[0]] == [image.verdict for image in found[1]]
+    at_once, one_by_one = ([image.margin for image in images if image.margin is not None] for images in found)
+    assert len(at_once) > 15
+    assert one_by_one == pytest.approx(at_once, rel=1e-4 if arithmetic == "float32" else 1e-12)
+
+
 def test_an_attack_that_beats_a_rigorous_proof_is_our_bug(robust_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rounding and radius thrown away everything looks certified; the attack on certified images must notice."""
-    monkeypatch.setattr(ladder, "rounded_margins", lambda graph, box, labels: torch.ones(len(labels), 10).double())
+    monkeypatch.setattr(
+        ladder, "rounded_margins", lambda graph, box, labels, weights: torch.ones(len(labels), 10).double()
+    )
     checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     with pytest.raises(Unsound, match=r"certified rigorously at eps 0.1") as caught:
         verify(checkpoint, split, eps("0.1"), settings=LadderSettings("ibp", attack=SHORT, attack_certified=300))
@@ -257,7 +276,7 @@ def test_an_attack_that_beats_a_rigorous_proof_is_our_bug(robust_run: Path, monk
 def test_an_attack_that_beats_a_float32_proof_falsifies_with_a_warning(
     robust_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ladder, "margin_bounds", lambda graph, box, labels: torch.ones(len(labels), 10))
+    monkeypatch.setattr(ladder, "margin_bounds", lambda graph, box, labels, weights: torch.ones(len(labels), 10))
     checkpoint, split = certtool.load(robust_run), load_split("digits", "test")
     settings = LadderSettings("ibp", "float32", attack=SHORT, attack_certified=300)
     report = verify(checkpoint, split, eps("0.1"), count=50, settings=settings)

@@ -1,7 +1,7 @@
 """Bounds of a network's values over a box of inputs."""
 
 from certtool.bounds.graph import Graph, Step
-from certtool.bounds.ibp import Bounds, graph_of, propagate
+from certtool.bounds.ibp import Bounds, affine_weights, evaluation_weights, graph_of, propagate
 from certtool.bounds.interval import Interval, ball
 from certtool.bounds.margins import certified_mask, features_step, lower_margins, margin_bounds, upper_margins
 from certtool.bounds.rules import rule
@@ -13,8 +13,10 @@ __all__ = [
     "Interval",
     "ReluStatistics",
     "Step",
+    "affine_weights",
     "ball",
     "certified_mask",
+    "evaluation_weights",
     "features_step",
     "graph_of",
     "lower_margins",

@@ -7,7 +7,7 @@ to float32, so that what it finds lies inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -44,27 +44,43 @@ def outer_edges(images: Tensor, scale: int, eps: Fraction) -> Edges:
     """In float64, rounded outward."""
     if images.is_floating_point():
         return outer_edges_of_floats(images, eps)
-
-    def edges(k: int) -> tuple[float, float]:
-        low, high = _exact(k, scale, eps)
-        given = float(np.float32(k) / np.float32(scale))
-        return min(_round(low, -1, np.float64), given), max(_round(high, +1, np.float64), given)
-
-    return _look_up(images, scale, edges, torch.float64)
+    return _look_up(images, outer_table(scale, eps), torch.float64)
 
 
 def inner_edges(images: Tensor, scale: int, eps: Fraction) -> Edges:
     """In float32, rounded inward. Where no float32 lies inside, the given pixel itself."""
     if images.is_floating_point():
         return inner_edges_of_floats(images, eps)
+    return _look_up(images, inner_table(scale, eps), torch.float32)
 
+
+# Few integers, many pixels and batches: each integer's edges are computed once, exactly. A table is a row of lower and
+# a row of upper edges.
+@functools.lru_cache(maxsize=64)
+def outer_table(scale: int, eps: Fraction) -> Tensor:
+    def edges(k: int) -> tuple[float, float]:
+        low, high = _exact(k, scale, eps)
+        given = float(np.float32(k) / np.float32(scale))
+        return min(_round(low, -1, np.float64), given), max(_round(high, +1, np.float64), given)
+
+    return torch.tensor([edges(k) for k in range(scale + 1)], dtype=torch.float64).t().contiguous()
+
+
+@functools.lru_cache(maxsize=64)
+def inner_table(scale: int, eps: Fraction) -> Tensor:
     def edges(k: int) -> tuple[float, float]:
         low, high = _exact(k, scale, eps)
         inner = _round(low, +1, np.float32), _round(high, -1, np.float32)
         given = float(np.float32(k) / np.float32(scale))
         return inner if inner[0] <= inner[1] else (given, given)
 
-    return _look_up(images, scale, edges, torch.float32)
+    return torch.tensor([edges(k) for k in range(scale + 1)], dtype=torch.float64).t().contiguous()
+
+
+def _look_up(images: Tensor, table: Tensor, kind: torch.dtype) -> Edges:
+    lower, upper = table.to(images.device, kind)
+    rows = images.long()
+    return Edges(lower[rows], upper[rows])
 
 
 def outer_edges_by_image(images: Tensor, scale: int, eps: Tensor) -> Edges:
@@ -109,10 +125,3 @@ def _round(value: Fraction, direction: int, kind: type[np.floating]) -> float:
     while (Fraction(float(np.nextafter(number, -toward))) - value) * direction >= 0:
         number = np.nextafter(number, -toward)
     return float(number)
-
-
-def _look_up(images: Tensor, scale: int, edges: Callable[[int], tuple[float, float]], kind: torch.dtype) -> Edges:
-    """Few integers, many pixels: each integer's edges are computed once, exactly."""
-    table = torch.tensor([edges(k) for k in range(scale + 1)], dtype=torch.float64).to(kind)
-    chosen = table.to(images.device)[images.long()]
-    return Edges(chosen[..., 0], chosen[..., 1])

@@ -16,9 +16,23 @@ from torch import Tensor, nn
 
 from certtool.bounds.graph import Graph, Step, is_batch_norm, substitute, trace
 from certtool.bounds.interval import Interval
-from certtool.bounds.rules import BATCH_NORM, RULES, RuleTable, fold, rule_for, scale_and_shift
+from certtool.bounds.rules import (
+    BATCH_NORM,
+    RULES,
+    Ready,
+    RuleTable,
+    conv2d,
+    fold,
+    linear,
+    ready,
+    rule_for,
+    scale_and_shift,
+)
 from certtool.bounds.together import ALONE, Together
 from certtool.errors import InputError
+
+Weights = dict[str, Ready]  # by the step that uses them
+NO_WEIGHTS: Weights = {}
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,22 @@ def graph_of(model: nn.Module) -> Graph:
     return graph
 
 
+def affine_weights(graph: Graph) -> Weights:
+    """Every affine layer, made ready once for many batches."""
+    return {step.name: ready(step.module) for step in graph.steps if rule_for(step.op) in (linear, conv2d)}
+
+
+def evaluation_weights(graph: Graph) -> Weights:
+    """The same with BatchNorm folded, as it is in evaluation."""
+    found = affine_weights(graph)
+    for step in graph.steps:
+        if step.folds is not None and step.folds.module is not None:
+            norm = scale_and_shift_of(step.module, *running_statistics(step))
+            found[step.name] = ready(fold(step.folds.module, *norm))
+            found.pop(step.folds.name, None)
+    return found
+
+
 def propagate(
     graph: Graph,
     box: Interval,
@@ -48,10 +78,11 @@ def propagate(
     keep: Collection[str] = (),
     rules: RuleTable = RULES,
     together: Together = ALONE,
+    weights: Weights = NO_WEIGHTS,
 ) -> Bounds:
     """Bounds of every step; `clean` given means training: its batch statistics bound everything."""
     cleans = {graph.steps[0].name: clean} if clean is not None else {}
-    walk = _Walk({}, cleans, rules, clean, graph.first_affine, together, {})
+    walk = _Walk({}, cleans, rules, clean, graph.first_affine, together, {}, weights)
     kept: dict[str, Interval] = {}
     for step in graph.steps:
         walk.bounds[step.name] = box if step.op == "input" else walk.bound(step)
@@ -68,7 +99,7 @@ def propagate(
 
 def clean_output(graph: Graph, clean: Tensor, together: Together) -> Tensor:
     """The training pass without bounds, for a batch that several processes share."""
-    walk = _Walk({}, {graph.steps[0].name: clean}, RULES, clean, graph.first_affine, together, {})
+    walk = _Walk({}, {graph.steps[0].name: clean}, RULES, clean, graph.first_affine, together, {}, NO_WEIGHTS)
     for step in graph.steps[1:]:
         if step.op == "constant":
             walk.cleans[step.name] = step.args[0]
@@ -92,6 +123,7 @@ class _Walk:
     first_affine: Step | None
     together: Together
     norms: dict[str, tuple[Tensor, Tensor]]
+    weights: Weights
 
     def bound(self, step: Step) -> Any:
         if step.op == "constant":
@@ -109,7 +141,9 @@ class _Walk:
         if asks_for_shape(step):
             return _call(step, (args[0].center, *args[1:]), kwargs)
         function = rule_for(step.op, self.rules) or _no_rule(step)
-        return function(*args, **kwargs) if step.module is None else function(step.module, *args, **kwargs)
+        if step.module is None:
+            return function(*args, **kwargs)
+        return function(self.weights.get(step.name, step.module), *args, **kwargs)
 
     def _folds(self, affine: Step) -> bool:
         """Not the first layer in training: raw pixels have a mean far from 0, and in a folded layer the gradient of
@@ -132,7 +166,7 @@ class _Walk:
             scale, shift = self.clean_batch_norm(step)
         elif BATCH_NORM in self.rules:
             affine = step.folds or step
-            module = step.folds.module if step.folds else None
+            module = self.weights.get(step.folds.name, step.folds.module) if step.folds else None
             return self.rules[BATCH_NORM](layer, module, self.bounds[affine.inputs[0]], *running_statistics(step))
         else:
             scale, shift = scale_and_shift_of(layer, *running_statistics(step))
@@ -141,7 +175,8 @@ class _Walk:
             return scale_and_shift(self.bounds[name], scale, shift)
         assert step.folds.module is not None
         function = rule_for(step.folds.op, self.rules) or _no_rule(step.folds)
-        return function(fold(step.folds.module, scale, shift), self.bounds[step.folds.inputs[0]])
+        layer = self.weights.get(step.name) or fold(step.folds.module, scale, shift)
+        return function(layer, self.bounds[step.folds.inputs[0]])
 
 
 def asks_for_shape(step: Step) -> bool:

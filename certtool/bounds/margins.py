@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from certtool.bounds.graph import Graph, Step
-from certtool.bounds.ibp import Bounds, propagate
+from certtool.bounds.ibp import NO_WEIGHTS, Bounds, Weights, propagate
 from certtool.bounds.interval import Interval
 
 MOST_DIFFERENCES = 1 << 22  # entries of W_y - W_j, image by class by feature, at once: 16 MB in float32
@@ -68,10 +68,10 @@ def _unmerged(logits: Interval, labels: Tensor) -> Tensor:
     return margins.scatter(1, labels.unsqueeze(1), 0.0)
 
 
-def margin_bounds(graph: Graph, box: Interval, labels: Tensor) -> Tensor:
+def margin_bounds(graph: Graph, box: Interval, labels: Tensor, weights: Weights = NO_WEIGHTS) -> Tensor:
     """The margins of a batch with running statistics: what verification asks for."""
     keep = [name for name in (features_step(graph),) if name is not None]
-    return lower_margins(graph, propagate(graph, box, keep=keep), labels)
+    return lower_margins(graph, propagate(graph, box, keep=keep, weights=weights), labels)
 
 
 def certified_mask(margins: Tensor, labels: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ from certtool.bounds.interval import Interval
 class _IntervalRelu(torch.autograd.Function):
     """Center and radius of [ReLU(c - r), ReLU(c + r)].
 
+    The radius is (c + r) / 2 between 0, where the neuron is inactive, and r, where it is active; the center is c, but
+    never less than that radius. No edge is computed: few passes over memory, and an infinite radius makes no NaN.
+
     Written down for the sake of its gradient: where lower and upper are positive is seen in the result, which the next
     layer keeps anyway. Autograd would keep two masks or both edges for it, and a step of a narrow network is bound by
     memory, not arithmetic.
@@ -20,8 +23,8 @@ class _IntervalRelu(torch.autograd.Function):
 
     @staticmethod
     def forward(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        lower, upper = (center - radius).relu_(), (center + radius).relu_()
-        return (upper + lower).mul_(0.5), (upper - lower).mul_(0.5)  # an infinite radius stays one
+        after = (center + radius).mul_(0.5).relu_().clamp_(max=radius)
+        return torch.maximum(center, after), after
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

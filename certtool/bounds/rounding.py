@@ -32,9 +32,9 @@ from torch import Tensor, nn
 
 from certtool.bounds import rules
 from certtool.bounds.graph import Graph, is_batch_norm
-from certtool.bounds.ibp import asks_for_shape, propagate, scale_and_shift_of
+from certtool.bounds.ibp import NO_WEIGHTS, Weights, asks_for_shape, propagate, scale_and_shift_of
 from certtool.bounds.interval import Interval
-from certtool.bounds.rules import BATCH_NORM, Rule, RuleTable, convolve, rule_for
+from certtool.bounds.rules import BATCH_NORM, Ready, Rule, RuleTable, convolve, ready, rule_for
 
 UNIT = 2.0**-24 * (1 + 2.0**-20)
 UNDERFLOW = 2.0**-120  # a product, or an operand, below float32's normal range may be flushed to 0: 2^-126, with room
@@ -43,7 +43,7 @@ OWN = 2.0**-51
 BATCH_NORM_ROUNDINGS = 12
 # A margin this small against its scale could come out otherwise in another float64 summation order.
 SCALE_SHARE = 1e-9
-UNFOLDED = 1 << 20  # entries of a convolution's matrix at once: 8 MB (six times as fast as 128 images, width 16)
+UNFOLDED = 9 << 15  # entries of a convolution's matrix that one thread makes at once: 2.4 MB, which caches hold
 
 RuleT = TypeVar("RuleT", bound=Rule)
 ROUNDED: RuleTable = {}
@@ -89,7 +89,7 @@ def has_rounded_rules(graph: Graph) -> bool:
 
 def _magnitude(z: Interval) -> Tensor:
     """The largest absolute value a neuron can take."""
-    return z.center.abs() + z.radius
+    return z.center.abs().add_(z.radius)
 
 
 def _unless_overflow(radius: Tensor, largest: Tensor) -> Tensor:
@@ -119,36 +119,40 @@ class _Norm:
     size: Tensor
 
 
+def _no_norm(like: Tensor) -> _Norm:
+    one, zero = torch.ones_like(like), torch.zeros_like(like)
+    return _Norm(one, zero, zero, one)
+
+
 def _affine(layer: Any, z: Interval, norm: _Norm | None) -> Interval:
-    weight = layer.weight
-    bias = layer.bias if layer.bias is not None else weight.new_zeros(len(weight))
-    one = torch.ones_like(bias)
-    norm = norm or _Norm(one, 0 * one, 0 * one, one)
+    layer = ready(layer)
+    weight, bias = layer.weight, layer.bias
+    norm = norm or _no_norm(bias)
     g = gamma(weight[0].numel() + BATCH_NORM_ROUNDINGS)
     size = _magnitude(z)
     center = _product(layer, z.center, weight)
-    spread = _product(layer, torch.add(z.radius, size, alpha=g), weight.abs())
+    spread = _product(layer, torch.add(z.radius, size, alpha=g), layer.sizes)
     shape = (1, -1, *[1] * (center.dim() - 2))
     a, mean, beta, b = (t.view(shape) for t in (norm.scale, norm.mean, norm.beta, bias))
-    largest = _largest(weight, bias, norm, size).view(-1, *[1] * (center.dim() - 1))
+    largest = _largest(layer, norm, size).view(-1, *[1] * (center.dim() - 1))
     constants = g * (a.abs() * (b.abs() + mean.abs()) + beta.abs()) + UNDERFLOW * largest  # image by channel
-    radius = torch.addcmul(_unless_overflow(constants, largest), spread, a.abs())
-    return Interval(torch.addcmul(a * (b - mean) + beta, center, a), radius)
+    radius = spread.mul_(a.abs()).add_(_unless_overflow(constants, largest))
+    return Interval(center.mul_(a).add_(a * (b - mean) + beta), radius)
 
 
-def _largest(weight: Tensor, bias: Tensor, norm: _Norm, size: Tensor) -> Tensor:
+def _largest(layer: Ready, norm: _Norm, size: Tensor) -> Tensor:
     """Per image, a bound of every intermediate value; 2^-120 of it also pays for all underflow on the way."""
-    reach = size.flatten(1).amax(1)
-    output = weight[0].numel() * (1 + reach) * (1 + weight.abs().max()) + bias.abs().max() + norm.mean.abs().max()
+    terms = layer.weight[0].numel() * (1 + size.flatten(1).amax(1)) * (1 + layer.largest)
+    output = terms + layer.bias.abs().max() + norm.mean.abs().max()
     return norm.size.max() * output + norm.beta.abs().max()
 
 
 def _product(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
-    """In float64 torch unfolds the images of a convolution into one matrix: few at a time, it stays in the cache."""
-    if not isinstance(layer, nn.Conv2d):
+    """In float64 torch unfolds a convolution's images into matrices, one a thread: as few at once as stay in cache."""
+    if weight.dim() == 2:
         return F.linear(x, weight)
     unfolded = weight[0].numel() * x[0, 0].numel() // math.prod(layer.stride)
-    few = max(1, UNFOLDED // max(1, unfolded))
+    few = torch.get_num_threads() * max(1, UNFOLDED // max(1, unfolded))
     return torch.cat([convolve(layer, part, weight, None) for part in torch.split(x, few)])
 
 
@@ -193,7 +197,7 @@ ROUNDED.update({op: rules.RULES[op] for op in COPIES})
 
 def _outward(z: Interval) -> Interval:
     """Room for the float64 rounding of c - r and c + r, where an edge may be far smaller than either."""
-    return Interval(z.center, torch.add(z.radius, _magnitude(z), alpha=OWN))
+    return Interval(z.center, _magnitude(z).mul_(OWN).add_(z.radius))
 
 
 @rounded_rule(nn.ReLU)
@@ -278,34 +282,34 @@ def _averaged(pool: Callable[[Tensor], Tensor], z: Interval) -> Interval:
 # --- margins ---------------------------------------------------------------------------------------------------------
 
 
-def rounded_margins(graph: Graph, box: Interval, labels: Tensor) -> Tensor:
+def rounded_margins(graph: Graph, box: Interval, labels: Tensor, weights: Weights = NO_WEIGHTS) -> Tensor:
     """Image by class, what is left of z_y - z_j after all rounding errors; the label's own column is +inf.
 
     A positive entry proves that the float32 logits keep their order, in any order of summation.
     """
     classifier = graph.classifier
     if classifier is None:
-        output = propagate(graph, box, rules=ROUNDED).output
+        output = propagate(graph, box, rules=ROUNDED, weights=weights).output
         margins = output.lower.gather(1, labels.unsqueeze(1)) - output.upper
         margins = margins - SCALE_SHARE * (_magnitude(output) + _magnitude(output).gather(1, labels.unsqueeze(1)))
         return margins.scatter(1, labels.unsqueeze(1), torch.inf)
-    features = propagate(graph, box, keep=(classifier.inputs[0],), rules=ROUNDED).kept[classifier.inputs[0]]
+    last = classifier.inputs[0]
+    features = propagate(graph, box, keep=(last,), rules=ROUNDED, weights=weights).kept[last]
     return merged_margins(classifier.module, features, labels)
 
 
 def merged_margins(layer: Any, features: Interval, labels: Tensor) -> Tensor:
     """The last layer's rows subtracted for the bound, but not for its error: that is of two logits, each rounded."""
-    weight = layer.weight
-    bias = layer.bias if layer.bias is not None else weight.new_zeros(len(weight))
+    layer = ready(layer)
+    weight, bias = layer.weight, layer.bias
     logits = F.linear(features.center, weight, bias)
     exact_part = logits.gather(1, labels.unsqueeze(1)) - logits
     rows = (weight[labels].unsqueeze(1) - weight).abs()
     spread = torch.einsum("bkn,bn->bk", rows, features.radius)
-    sizes = F.linear(_magnitude(features), weight.abs(), bias.abs())
+    sizes = F.linear(_magnitude(features), layer.sizes, bias.abs())
     scale = sizes.gather(1, labels.unsqueeze(1)) + sizes
     n = weight.shape[1]
-    one = torch.ones_like(bias)
-    largest = _largest(weight, bias, _Norm(one, 0 * one, 0 * one, one), _magnitude(features)).unsqueeze(1)
+    largest = _largest(layer, _no_norm(bias), _magnitude(features)).unsqueeze(1)
     error = _unless_overflow((gamma(n + 2) + SCALE_SHARE) * scale + 2 * UNDERFLOW * largest, largest)
     margins: Tensor = exact_part - spread - error
     return margins.scatter(1, labels.unsqueeze(1), torch.inf)

@@ -53,8 +53,10 @@ def rule_for(op: Any, rules: RuleTable = RULES) -> Rule | None:
 class Affine(Protocol):
     """What a rule needs of an affine layer, so that a layer with BatchNorm folded into it serves as well."""
 
-    weight: Tensor
-    bias: Tensor | None
+    @property
+    def weight(self) -> Tensor: ...
+    @property
+    def bias(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,31 @@ def fold(layer: nn.Module, scale: Tensor, shift: Tensor) -> Folded:
     return Folded(layer, weight * rows, shift if bias is None else bias * scale + shift)  # type: ignore[operator]
 
 
+@dataclass(frozen=True)
+class Ready(Folded):
+    """The same for many batches: what bounds need of its weights is computed once."""
+
+    sizes: Tensor  # |W|
+    largest: Tensor  # the largest of them
+
+
+def ready(layer: Any) -> Ready:
+    if isinstance(layer, Ready):
+        return layer
+    weight, bias = layer.weight, layer.bias
+    sizes = weight.abs()
+    return Ready(layer, weight, weight.new_zeros(len(weight)) if bias is None else bias, sizes, sizes.max())
+
+
+def sizes_of(layer: Affine) -> Tensor:
+    """|W|"""
+    return layer.sizes if isinstance(layer, Ready) else layer.weight.abs()
+
+
 @rule(nn.Linear)
 def linear(layer: Affine, z: Interval) -> Interval:
     """Exact for one affine layer: |W| carries the radius (paper, eq. 3)."""
-    return Interval(F.linear(z.center, layer.weight, layer.bias), F.linear(z.radius, layer.weight.abs()))
+    return Interval(F.linear(z.center, layer.weight, layer.bias), F.linear(z.radius, sizes_of(layer)))
 
 
 @rule(nn.Conv2d)
@@ -87,7 +110,7 @@ def conv2d(layer: Any, z: Interval) -> Interval:
     """A convolution is affine: the same with its kernel (paper, section 3.1)."""
     return Interval(
         convolve(layer, z.center, layer.weight, layer.bias),
-        convolve(layer, z.radius, layer.weight.abs(), None),
+        convolve(layer, z.radius, sizes_of(layer), None),
     )
 
 
