@@ -10,21 +10,26 @@ from torch import Tensor
 from certtool.bounds.interval import Interval
 
 
-class _IntervalRelu(torch.autograd.Function):
+def bounded_relu(center: Tensor, radius: Tensor, half: float = 0.5) -> tuple[Tensor, Tensor]:
     """Center and radius of [ReLU(c - r), ReLU(c + r)].
 
     The radius is (c + r) / 2 between 0, where the neuron is inactive, and r, where it is active; the center is c, but
     never less than that radius. No edge is computed: few passes over memory, and an infinite radius makes no NaN.
+    """
+    after = (center + radius).mul_(half).relu_().clamp_(max=radius)
+    return torch.maximum(center, after), after
 
-    Written down for the sake of its gradient: where lower and upper are positive is seen in the result, which the next
-    layer keeps anyway. Autograd would keep two masks or both edges for it, and a step of a narrow network is bound by
-    memory, not arithmetic.
+
+class _IntervalRelu(torch.autograd.Function):
+    """`bounded_relu` with its gradient written down.
+
+    Where lower and upper are positive is seen in the result, which the next layer keeps anyway. Autograd would keep two
+    masks or both edges for it, and a step of a narrow network is bound by memory, not arithmetic.
     """
 
     @staticmethod
     def forward(center: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        after = (center + radius).mul_(0.5).relu_().clamp_(max=radius)
-        return torch.maximum(center, after), after
+        return bounded_relu(center, radius)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:

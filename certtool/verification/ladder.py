@@ -120,6 +120,11 @@ class Ladder:
         layers = propagate(self.rigorous_graph, Interval(x, torch.zeros_like(x)), keep=steps).kept.values()
         return max(z.center.numel() for z in layers if isinstance(z, Interval))
 
+    def _few(self, bytes_an_entry: int) -> int:
+        """Images whose layers fit in a CPU's cache together; a GPU takes a whole batch."""
+        few = CACHE // (bytes_an_entry * self.widest)
+        return max(1, few) if self.device.type == "cpu" else self.settings.batch_size
+
     def _worker(self, deadline: float | None) -> Worker:
         example = self.images.values(torch.tensor([0]))
         with torch.no_grad():
@@ -150,7 +155,8 @@ class Ladder:
     def clean(self) -> list[ImageVerdict]:
         """Misclassified images are decided for every radius; the others are open."""
         verdicts: list[ImageVerdict] = []
-        for rows in self._batches(torch.arange(len(self.labels)), self.settings.batch_size, "clean"):
+        size = min(self.settings.batch_size, self._few(4))
+        for rows in self._batches(torch.arange(len(self.labels)), size, "clean"):
             with torch.no_grad():
                 answers = self.fast_model(self.images.values(rows).to(self.device)).argmax(1).cpu()
                 right = answers == self.labels[rows]
@@ -195,9 +201,8 @@ class Ladder:
 
     @torch.no_grad()
     def interval_margins(self, rows: Tensor, box: Interval) -> Tensor:
-        """The least margin of each image over its box, in the ladder's arithmetic; few images at a time on a CPU."""
-        entry = 8 if self.arithmetic == "rigorous" else 4
-        few = max(1, CACHE // (entry * self.widest)) if self.device.type == "cpu" else len(rows)
+        """The least margin of each image over its box, in the ladder's arithmetic."""
+        few = self._few(8 if self.arithmetic == "rigorous" else 4)
         parts = (torch.split(t, few) for t in (box.center, box.radius, self.labels[rows]))
         margins = [self._margins(Interval(c, r), y.to(self.device)) for c, r, y in zip(*parts, strict=True)]
         return torch.cat(margins).cpu()
