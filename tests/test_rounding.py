@@ -25,6 +25,7 @@ from certtool.bounds.box import (
     outer_edges_by_image,
     outer_edges_of_floats,
 )
+from certtool.bounds.relu import interval_relu
 from certtool.bounds.rounding import ROUNDED, has_rounded_rules, rounded_margins
 from certtool.models import build
 
@@ -231,6 +232,27 @@ def test_every_operation_has_a_term_that_holds(images: list[str], vectors: list[
             error = (model(part).double() - output.center[: len(part)]).abs()
             assert (error <= output.radius[: len(part)]).all()
     assert output.radius.max() < 1.0  # and it is not so wide as to say nothing
+
+
+def relu_contains(relu: Callable[[Interval], Interval], seed: int) -> bool:
+    """Over the rationals, for neurons of every kind and those on the border between two."""
+    draw = torch.Generator().manual_seed(seed)
+    center = torch.randn(400, dtype=torch.float64, generator=draw)
+    radius = torch.rand(400, dtype=torch.float64, generator=draw) * 2
+    radius[:100] = center[:100].abs() * (1 + torch.randint(-2, 3, (100,), generator=draw) * 2.0**-52)
+    after = relu(Interval(center, radius))
+    rows = zip(*(t.tolist() for t in (center, radius, after.center, after.radius)), strict=True)
+    for c, r, c_after, r_after in (map(Fraction, row) for row in rows):
+        if c_after - r_after > max(c - r, 0) or c_after + r_after < max(c + r, 0):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rigorous_relu_contains_the_exact_one(seed: int) -> None:
+    assert relu_contains(lambda z: ROUNDED[nn.ReLU](nn.ReLU(), z), seed)
+    assert relu_contains(ROUNDED["relu"], seed)
+    assert not relu_contains(interval_relu, seed)  # half of c + r, and not a little more
 
 
 def test_a_rule_without_a_term_cannot_certify_rigorously() -> None:
