@@ -202,21 +202,21 @@ def _outward(z: Interval) -> Interval:
     return Interval(z.center, _magnitude(z).mul_(OWN).add_(z.radius))
 
 
-@rounded_rule(nn.ReLU)
-def relu(layer: nn.ReLU, z: Interval) -> Interval:
+@rounded_rule(F.relu, torch.relu, "relu")
+def relu_function(z: Interval, inplace: bool = False) -> Interval:
     """A neuron that keeps its sign is copied or 0, exactly. Of the others only c + r counts: rounded in float64 once as
     a sum and once as a product, which a little more than a half pays for."""
     return Interval(*bounded_relu(z.center, z.radius, half=0.5 + OWN))
 
 
+@rounded_rule(nn.ReLU)
+def relu(layer: nn.ReLU, z: Interval) -> Interval:
+    return relu_function(z)
+
+
 @rounded_rule(nn.MaxPool2d)
 def max_pool(layer: nn.MaxPool2d, z: Interval) -> Interval:
     return rules.max_pool(layer, _outward(z))
-
-
-@rounded_rule(F.relu, torch.relu, "relu")
-def relu_function(z: Interval, inplace: bool = False) -> Interval:
-    return Interval(*bounded_relu(z.center, z.radius, half=0.5 + OWN))
 
 
 @rounded_rule(F.max_pool2d)
