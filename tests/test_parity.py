@@ -160,7 +160,7 @@ def test_training_step(name: str, step: str, engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "step"), [s for s in STEPS if not s[0].startswith("wrn")])
 def test_a_step_that_observes_nothing(name: str, step: str, engine: str) -> None:
-    """As most steps do. After warmup a compiled run observes with an eager pass: this is its compiled one."""
+    """As most steps after warmup do."""
     model, tensors, figures, x = case(name)
     expected = figures[step]
     weight = 0.5 * (1 - expected["eps"] / expected["eps_max"])

@@ -56,13 +56,6 @@ class Wish:
     regularised: bool  # with the regularisers in the total
     observed: bool  # layer statistics
 
-    @property
-    def common(self) -> bool:
-        """Nearly all steps of a run make one of two passes, while eps grows and after; a third would not earn back
-        the minute that compiling it takes.
-        """
-        return self.robust and self.observed == self.regularised
-
 
 class Objective:
     """Bounds, margins, loss. `terms` are the regularisers that count; both are measured when `observe` asks."""
@@ -83,7 +76,8 @@ class Objective:
     def compile(self, images: int) -> None:
         """Let torch.compile fuse what is elementwise, two fifths of a step of a narrow network.
 
-        For batches of this many images: an epoch's smaller last one is not worth a compilation of its own.
+        For batches of this many images and eps above 0: an epoch's smaller last batch and a run's first step are not
+        worth a compilation of their own. Which pass is compiled depends on the step alone: a resumed run does the same.
         """
         from certtool.training.compiled import compiled  # the compiler takes two seconds to import
 
@@ -118,7 +112,7 @@ class Objective:
         # GPU need not be waited for.
         radius = torch.full((), max(eps, SMALLEST_EPS), dtype=x.dtype, device=x.device)
         share = torch.full_like(radius, weight / batch.world.size)
-        bounded = self._compiled if wish.common and len(x) == self._compiled_images else self.bounded
+        bounded = self._compiled if wish.robust and len(x) == self._compiled_images else self.bounded
         return bounded(x, labels, radius, share, wish, batch)
 
     def bounded(
